@@ -245,20 +245,13 @@ def test_d7_a_pass_is_timed_to_its_end_on_any_device(engines: Both, apart: Both)
     assert waits(engines.cpu) == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "ends"),
-    [
-        (GREEDY, ("copy to the host", "core/loop.py")),
-        (SAMPLED, ("synchronize", "model/runner.py")),
-    ],
-    ids=["greedy", "sampled"],
-)
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_d7_a_budget_learns_from_passes_and_not_from_launches(
-    engines: Both, options: dict[str, Any], ends: tuple[str, str]
+    engines: Both, options: dict[str, Any]
 ) -> None:
-    """A pass whose time is taken ends in a copy of its choices, or in a wait for the device."""
+    """A pass whose time is taken ends in a copy of what the step reads."""
     engine = Engine(engines.device.model, drafter="copyspec(gamma=2)", budget=6)
     with pretended.counted() as seen:
         passes = engine.generate(IDS, max_new_tokens=12, **options).stats.passes
-    waits = [n for (why, line), n in seen.waits.items() if (why, line.split(":")[0]) == ends]
-    assert sum(waits) >= passes
+    reads = [n for (_, line), n in seen.waits.items() if line.startswith("core/reading.py")]
+    assert sum(reads) == passes

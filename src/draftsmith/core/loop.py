@@ -22,6 +22,7 @@ from draftsmith.core.budget import AutoBudget, Budget, FixedBudget, pick, share
 from draftsmith.core.cost import PRIOR_SLOPE, CostCurve, on_curve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
+from draftsmith.core.reading import read
 from draftsmith.core.sequence import PUT_ASIDE, TOGETHER, Sequence
 from draftsmith.core.stats import TARGET, Step, guesses
 from draftsmith.core.target import REST, Row, RowOutput, Target, ahead
@@ -88,13 +89,10 @@ def step(
     drafts = propose(decoding, sequences, target)
     drafted = perf_counter()
     outputs = forward(sequences, drafts, takes, target)
-    choices = greedy_choices(sequences, drafts, outputs)
-    if None in choices:
-        target.wait()  # verification would wait here; this counts the wait as target time
     passed, judging = perf_counter(), 0.0
     for i, sequence in enumerate(sequences):
         if sequence.error is None:
-            judging += settle(sequence, drafts[i], outputs[i], choices[i], takes[i], target)
+            judging += settle(sequence, drafts[i], outputs[i], takes[i], target)
     if curve is not None and no_prompts:
         curve.record(sum(map(len, drafts)), passed - drafted)
         _record_draft(sequences, curve, drafted - opened)
@@ -276,7 +274,7 @@ def fit(draft: Draft, sequence: Sequence, target: Target[Any]) -> Draft:
 def forward(
     sequences: abc.Sequence[Sequence], drafts: list[Draft], takes: list[int], target: Target[Any]
 ) -> list[RowOutput]:
-    """Run one target pass. After an error of the model, repeat it with less until it succeeds.
+    """Run one target pass and read it. After an error, repeat it with less until it succeeds.
 
     The repetitions leave out, in this order: the drafts, half of each chunk of a prompt, the last
     sequence. A sequence that is left out ends with the error. Drafts that are left out become
@@ -289,7 +287,9 @@ def forward(
     while members:
         rows = [sequences[i].row for i in members]
         try:
-            found = target.forward(rows, [drafts[i] for i in members], [takes[i] for i in members])
+            own = [drafts[i] for i in members]
+            found = target.forward(rows, own, [takes[i] for i in members])
+            found = read([sequences[i] for i in members], own, found)
         except Exception as error:  # a model's code may raise any error
             drafted = [i for i in members if len(drafts[i])]
             for i in drafted:
@@ -326,35 +326,10 @@ def _smaller(
     return [sequences[i] for i in long]
 
 
-def greedy_choices(
-    sequences: abc.Sequence[Sequence], drafts: abc.Sequence[Draft], outputs: abc.Sequence[RowOutput]
-) -> list[abc.Sequence[int] | None]:
-    """Return the arg-max after the root and each node, with one copy to the host for the step.
-
-    An entry is None if the sequence's distribution must process its logits in order.
-    """
-    choices: list[abc.Sequence[int] | None] = [None] * len(sequences)
-    found: list[tuple[int, Tensor]] = []
-    for i, (sequence, draft, output) in enumerate(zip(sequences, drafts, outputs, strict=True)):
-        if not output.finite or not sequence.distribution.greedy or sequence.distribution.lazy:
-            continue
-        if output.choices is not None:
-            choices[i] = output.choices
-        else:
-            found.append((i, sequence.distribution.best(output.logits[: 1 + draft.size])))
-    if found:
-        best = [chosen for _, chosen in found]
-        flat: list[int] = (best[0] if len(best) == 1 else torch.cat(best)).tolist()
-        for i, chosen in found:
-            choices[i], flat = flat[: len(chosen)], flat[len(chosen) :]
-    return choices
-
-
 def settle(
     sequence: Sequence,
     draft: Draft,
     output: RowOutput,
-    choices: abc.Sequence[int] | None,
     taken: int,
     target: Target[Any],
 ) -> float:
@@ -368,7 +343,7 @@ def settle(
             target.commit([row], [()], [()])
             return 0.0
         if output.finite:
-            verification = judge(sequence, draft, output, choices)
+            verification = judge(sequence, draft, output)
         else:
             if output is not _NOT_COMPUTED:
                 sequence.pass_failed(WITHOUT_DRAFT, FloatingPointError("logits are not finite"))
@@ -387,12 +362,10 @@ def settle(
     return seconds
 
 
-def judge(
-    sequence: Sequence, draft: Draft, output: RowOutput, choices: abc.Sequence[int] | None
-) -> Verification:
+def judge(sequence: Sequence, draft: Draft, output: RowOutput) -> Verification:
     """Verify the draft of one sequence; `sequence.emit` commits each token as it is decided."""
-    if choices is not None:
-        return verify_greedy(draft, choices, sequence.emit)
+    if output.choices is not None and sequence.distribution.picks_best:
+        return verify_greedy(draft, output.choices, sequence.emit)
     return verify(
         draft,
         output.logits,

@@ -208,6 +208,8 @@ class Distribution:
         """Whether positions must be scored one by one, in order, each with its own prefix."""
         self.needs_ids = needs_ids and bool(self.processors)
         """Whether some processor reads the prefix."""
+        self._index: Tensor | None = None
+        """`banned` on the device of the last logits."""
 
     @classmethod
     def of(
@@ -279,14 +281,27 @@ class Distribution:
         # On the device of the ids, as in `generate`: a device map may put logits elsewhere.
         device = logits.device if ids is None else ids.device
         scores = logits[None].to(device, torch.float64 if exact else torch.float32, copy=True)
-        scores = without(scores, self.banned)
+        scores = self.allowed(scores)
         for process in self.processors:
             scores = process(ids, scores)  # type: ignore[arg-type]
         return scores
 
+    @property
+    def picks_best(self) -> bool:
+        """Whether the next token is the best of the raw logits that is not banned."""
+        return self.greedy and not self.lazy
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        """Return (N, V) logits with banned ids at -inf; a copy if there are any."""
+        if not self.banned:
+            return logits
+        if self._index is None or self._index.device != logits.device:
+            self._index = torch.tensor(self.banned, device=logits.device)
+        return logits.index_fill(-1, self._index, -math.inf)
+
     def best(self, logits: Tensor) -> Tensor:
         """Return (N,) greedy choices for (N, V) raw logits; valid without processors only."""
-        return argmax(without(logits, self.banned))
+        return argmax(self.allowed(logits))
 
     def probs(self, scores: Tensor) -> Tensor:
         """Return (V,) probabilities for (1, V) scores."""

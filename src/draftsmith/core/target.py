@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -97,6 +97,15 @@ class Taps:
 NO_TAPS = Taps()
 
 
+class Highest(NamedTuple):
+    """The k highest logits of each of N positions, in falling order, as numpy arrays."""
+
+    values: Any
+    """(N, k) float32"""
+    ids: Any
+    """(N, k)"""
+
+
 @dataclass(frozen=True, slots=True)
 class RowOutput:
     """Output of one row for a pass over its root, `n` draft nodes and `m` probe nodes."""
@@ -104,9 +113,18 @@ class RowOutput:
     logits: Tensor
     """(1+n+m, V); row 0 follows the root, row 1+i follows node i. (0, V): the root was not read."""
     choices: Sequence[int] | None = None
-    """(1+n) arg-max of each row of logits, if the target knows it without computing logits."""
+    """(1+n) arg-max of each row of logits; None if the target has not computed it, and after
+    `reading.read` if a sequence's own distribution must process the logits."""
     finite: bool = True
     """False if a draft token overflowed the model, so that all logits are invalid."""
+    highest: Highest | None = None
+    """The highest logits of each row of logits; None where `logits` can be read without a wait."""
+
+    def first(self, count: int) -> RowOutput:
+        """Return the output of the first `count` positions."""
+        best = self.highest and Highest(*(one[:count] for one in self.highest))
+        choices = self.choices and self.choices[:count]
+        return RowOutput(self.logits[:count], choices, self.finite, best)
 
 
 class Row(Protocol):

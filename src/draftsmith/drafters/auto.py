@@ -25,7 +25,7 @@ from draftsmith.core.cost import CostCurve
 from draftsmith.core.draft import EMPTY, ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.stats import PREDICTION
-from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
+from draftsmith.core.target import NO_NEEDS, Highest, ModelFacts, Needs
 from draftsmith.drafters import bigrams, registry
 from draftsmith.drafters.answer_cache import Answers
 from draftsmith.drafters.auto_head import HeadRows
@@ -196,8 +196,9 @@ class AutoState(DrafterState):
         """Number of ids in the index arrays, indexed or not."""
         self.emitted: int | None = None
         """Position of the first emitted token that the mixer has not learned from."""
-        self.passed: tuple[Sequence[int], Tensor, Sequence[int]] | None = None
-        """Tokens of the last pass, the logits after each, and the accepted rows of them."""
+        self.passed: tuple[Sequence[int], Tensor, Highest | None, Sequence[int]] | None = None
+        """Tokens of the last pass, the logits after each, the highest of these if they were read,
+        and the accepted rows."""
         self.rows, self.new_rows = copied(self.bigrams), NO_ROWS
         if self.head is not None:
             self.head.begin(0)
@@ -263,10 +264,10 @@ class AutoState(DrafterState):
         """Create logit rows from the last pass, for the table."""
         if self.passed is None:
             return
-        tokens, logits, path = self.passed
+        tokens, logits, known, path = self.passed
         # The last row of a token has the most weight, so accepted ones come last.
         order = [*(row for row in range(len(tokens)) if row not in path), *path]
-        rows = best(tokens, logits)[order]
+        rows = best(tokens, logits, known)[order]
         self.new_rows = rows[rows["after"] > 0]
         if len(self.new_rows) and not len(self.rows):
             self.rows = np.zeros(ROWS, ROW)
@@ -339,10 +340,11 @@ class AutoState(DrafterState):
         if self.emitted is None:
             self.emitted = self.offset + len(ctx.ids) - count
         self.take(ctx)
-        logits, tokens = outcome.output.logits, (ctx.ids[-1 - count], *outcome.draft.tokens)
+        output = outcome.output.first(1 + drafted)
+        logits, tokens = output.logits, (ctx.ids[-1 - count], *outcome.draft.tokens)
         if self.logits and logits.shape[0] > drafted and logits.shape[1] >= TOP:
             path = [0, *(1 + node for node in outcome.verification.path)]
-            self.passed = tokens[: 1 + drafted], logits[: 1 + drafted], path
+            self.passed = tokens[: 1 + drafted], logits, output.highest, path
         spent = float(np.interp(drafted, *self.line.T)) if drafted else 1.0
         self.tokens += PACE * (count - self.tokens)
         self.cost += PACE * (spent - self.cost)

@@ -16,7 +16,7 @@ from draftsmith.core.budget import Budget, OpenBudget
 from draftsmith.core.cost import CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
-from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs, RowOutput
+from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.drafters import registry
 from draftsmith.errors import OptionError
 
@@ -201,7 +201,7 @@ def unheard(outcome: Outcome) -> Outcome:
     """Return the outcome for a member without a draft: emitted tokens and logits of the root."""
     shared = outcome.verification
     verification = replace(shared, path=(), nodes=(None,) * len(shared.tokens))
-    return Outcome(EMPTY, verification, RowOutput(outcome.output.logits[:1]))
+    return Outcome(EMPTY, verification, outcome.output.first(1))
 
 
 def _both(a: Needs, b: Needs) -> Needs:

@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from draftsmith.compiled import inlined
+from draftsmith.core.reading import HIGHEST, highest
+from draftsmith.core.target import Highest
 
-TOP = 8
+TOP = HIGHEST
 """Number of tokens in a row, the most probable first."""
-BLOCK = 64
-"""Size of the blocks of neighbouring logits that are searched first."""
 ROWS = 4096
 """Number of rows in a table; a token's row is its id modulo this."""
 WHOLE = 1 << 16
@@ -34,37 +33,23 @@ WIDTH = ROW.itemsize // 4
 """Number of integers in a row."""
 
 
-def best(tokens: Sequence[int], logits: Tensor) -> Any:
+def best(tokens: Sequence[int], logits: Tensor, known: Highest | None = None) -> Any:
     """Return rows, (n,) ROW, for `n` tokens that the logits (n, V) followed.
 
-    If the best logits are not finite, the row is empty: its `after` is 0.
+    `known` are their highest logits, if they were read. If the best logits are not finite, the row
+    is empty: its `after` is 0.
     """
-    highest, ids = _highest(logits)
-    values = highest.cpu().double().numpy()  # some devices have no float64
+    if known is None:
+        known = Highest(*(one.cpu().double().numpy() for one in highest(logits)))
+    values, ids = known.values.astype(np.float64), known.ids
     finite = np.isfinite(values).all(-1)
     values[~finite] = 0.0
     probs = np.exp(values - values[:, :1])
     probs /= probs.sum(-1, keepdims=True)
     rows = np.zeros(len(values), ROW)
     rows["after"] = np.where(finite, np.array(tokens) + 1, 0)
-    rows["tokens"], rows["probs"] = ids.numpy(force=True), probs * WHOLE
+    rows["tokens"], rows["probs"] = ids, probs * WHOLE
     return rows
-
-
-def _highest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the (n, TOP) highest logits of each row, in falling order, and their token ids.
-
-    Searching the best blocks first, then the best logits in them, takes a quarter of the time.
-    """
-    n, V = logits.shape  # noqa: N806
-    if V % BLOCK or V < TOP * BLOCK:
-        values, ids = logits.topk(TOP)
-        return values, ids
-    blocks = logits.view(n, -1, BLOCK)
-    chosen = blocks.amax(-1).topk(TOP).indices
-    few = blocks[torch.arange(n, device=logits.device)[:, None], chosen].flatten(1)
-    values, places = few.topk(TOP)
-    return values, chosen.gather(1, places // BLOCK) * BLOCK + places % BLOCK
 
 
 @inlined

@@ -1,10 +1,11 @@
-"""Devices: the default one, its name, and its memory."""
+"""Devices: the default one, its name, its memory, and copies to it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def usual() -> torch.device:
@@ -38,3 +39,15 @@ def own_memory(device: torch.device) -> tuple[int, int] | None:
     free, total = module.mem_get_info(device)
     unused = module.memory_reserved(device) - module.memory_allocated(device)
     return int(free) + int(unused), int(total)
+
+
+def send(values: Any, device: torch.device) -> Tensor:
+    """Copy a tensor or nested lists of the host to a device, without waiting for the device.
+
+    torch reuses pinned memory only after it was copied. On MPS the copy waits: a kernel there may
+    read the source of a non-blocking copy after it was freed.
+    """
+    on_host = torch.as_tensor(values, device="cpu")
+    if device.type in ("cpu", "mps"):
+        return on_host.to(device)
+    return on_host.pin_memory().to(device, non_blocking=True)

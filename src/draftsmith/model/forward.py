@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from draftsmith.errors import UnsupportedError
+from draftsmith.model.devices import send
 from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.registered import configurations, our_attention
 from draftsmith.model.rope import forget, growing
@@ -49,6 +50,10 @@ class Forward:
         """Whether the model can return the logits of any list of positions."""
         self._cache = cache_name(unwrapped(model).forward)
         self.device = input_device(model)
+        head = getattr(model.get_output_embeddings(), "weight", None)
+        found = head.device if isinstance(head, Tensor) else torch.device("meta")
+        # Indices on the CPU suit a head on any device, but the device must wait for them.
+        self._head_device = torch.device("cpu") if found.type == "meta" else found
         self._hooked = any(hasattr(one, "_hf_hook") for one in (model, unwrapped(model)))
         self._growing = growing(self._recorded)
 
@@ -69,7 +74,7 @@ class Forward:
         """
         if self._growing:
             forget(self._growing, 1 + max(map(max, positions)))
-        both = torch.tensor([tokens, positions], device=self.device)
+        both = send([tokens, positions], self.device)
         options: dict[str, Any] = {"input_ids": both[0], "use_cache": cache is not False}
         if cache is not None and cache is not False:
             options[self._cache] = cache
@@ -119,7 +124,7 @@ class Forward:
             return last
         # Hooks of a device map would move a tensor to the first device instead of the head's, and a
         # compiler would recompile for every list.
-        return list(positions) if self._hooked else torch.tensor(positions, device="cpu")
+        return list(positions) if self._hooked else send(positions, self._head_device)
 
     def prepared_cache(self, tokens: Sequence[int]) -> Any:
         """Return the empty cache with which the model's `generate` would start these tokens.

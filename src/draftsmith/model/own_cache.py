@@ -18,7 +18,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput, Shape
 from draftsmith.model.capabilities import CacheKind
 from draftsmith.model.forward import Forward, cache_of
-from draftsmith.model.rows import KVStore, SequenceRow, finite
+from draftsmith.model.rows import KVStore, SequenceRow
 from draftsmith.model.taps import PassTaps, Place, record
 
 _IN_PLACE = ("conv_states", "recurrent_states")
@@ -82,8 +82,7 @@ class OwnCacheStore(KVStore):
             tokens = [*row.pending[: row.taken], *draft.tokens]
             taps = record([row.taps], self._blocks, [Place()], {0} if row.is_chunk else ())
             logits = self._pass(row, tokens, last, taps=taps)
-            usable = not draft or finite(logits[None])[0]
-            outputs.append(RowOutput(logits[:0] if row.is_chunk else logits[-last:], finite=usable))
+            outputs.append(RowOutput(logits[:0] if row.is_chunk else logits[-last:]))
         return outputs
 
     def keep(self, row: SequenceRow, path: Sequence[int]) -> int:

@@ -20,11 +20,12 @@ from torch import Tensor
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
 from draftsmith.model.attention import BLOCK, MOST_IN_BLOCKS, Packed
+from draftsmith.model.devices import send
 from draftsmith.model.forward import Forward
 from draftsmith.model.masks import EVERYTHING, Span, visible
 from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.rope import RopeBoundary
-from draftsmith.model.rows import KVStore, SequenceRow, finite
+from draftsmith.model.rows import KVStore, SequenceRow
 from draftsmith.model.taps import PassTaps, Place, record
 from draftsmith.model.windows import Window
 
@@ -74,7 +75,7 @@ class Slots:
 
     def move(self, sources: Sequence[int], start: int) -> None:
         """Copy the positions `sources` to `start` and the following slots."""
-        index = torch.tensor(sources, device=self.keys.device) - self.dropped
+        index = send([source - self.dropped for source in sources], self.keys.device)
         for buffer in (self.keys[self.place], self.values[self.place]):
             to = buffer.narrow(2, start - self.dropped, len(sources))
             to.copy_(buffer.index_select(2, index))
@@ -261,8 +262,7 @@ def _mask(span: Span, first: int, window: Window | None, device: torch.device) -
     if alike and not (BLOCK < span.width <= MOST_IN_BLOCKS and device.type == "cpu"):
         # Causal kernels need no mask; `attention._in_blocks` does.
         return None
-    # A blocking copy: with a non-blocking one, MPS may read the source after it was freed.
-    return visible(span, first, window).to(device)
+    return send(visible(span, first, window), device)
 
 
 class PackedStore(KVStore):
@@ -420,15 +420,13 @@ class PackedStore(KVStore):
         self._fill(tokens, positions, wanted)
         last = self._forward.logits_of(wanted, len(tokens))
         logits = self._forward([tokens], [positions], self._mask, cache, last, taps).logits[0]
-        sound = finite(logits[:, None]) if any(drafts) else [True] * len(logits)
         outputs, picked = [], 0
-        for draft, one in zip(drafts, needed, strict=True):
+        for one in needed:
             # The pass may return more logits than `wanted`.
             begin = len(logits) - len(tokens) + one.start
             if not isinstance(last, int):
                 begin, picked = picked, picked + len(one)
-            end = begin + len(one)
-            outputs.append(RowOutput(logits[begin:end], finite=not draft or all(sound[begin:end])))
+            outputs.append(RowOutput(logits[begin : begin + len(one)]))
         return outputs
 
     def _fill(self, tokens: list[int], positions: list[int], wanted: list[int]) -> None:

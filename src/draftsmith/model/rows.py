@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
 from draftsmith.model.taps import RowTaps
@@ -54,17 +52,6 @@ class SequenceRow:
     def is_chunk(self) -> bool:
         """Whether the pass leaves pending tokens, and so returns no logits."""
         return self.taken < len(self.pending)
-
-
-def finite(logits: Tensor) -> list[bool]:
-    """Return (B,) flags: whether all positions of a row (B, Q, V) were computed without overflow.
-
-    A state that is not finite makes every logit of its position NaN or infinite, so a sample of
-    columns suffices. Single logits may be infinite (masked ids).
-    """
-    sample = logits[..., :: max(1, logits.shape[-1] // 64)]
-    found: list[bool] = sample.isfinite().any(-1).all(-1).tolist()
-    return found
 
 
 class KVStore(ABC):
