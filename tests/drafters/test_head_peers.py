@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from test_mtp import saved
 from torch import Tensor
 
 from architectures import VOCAB, build, prompt
-from heads import FIELDS, Plainly, random_head, save
+from heads import FIELDS, Plainly, random_head, save, save_with_module
 
 pytestmark = pytest.mark.external
 LAYERS, STEPS = (1, 3, 4), 3
@@ -115,7 +114,7 @@ def test_economize_defines_eagle3_likewise(shape: dict[str, Any], tmp_path: Path
 @pytest.mark.parametrize("case", [("deepseek_v3", "deepseek"), ("qwen3_5_text", "qwen")], ids=str)
 def test_economize_defines_mtp_likewise(case: tuple[str, str], tmp_path: Path) -> None:
     economize = pytest.importorskip("economize")
-    module, ids = saved(*case, tmp_path), prompt(12, seed=3)
+    module, ids = save_with_module(*case, tmp_path), prompt(12, seed=3)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": 1}))
     theirs = economize.load(module.model, tmp_path)
