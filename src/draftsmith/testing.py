@@ -140,9 +140,6 @@ class ToyTarget:
     def taps(self, row: ToyRow) -> Taps:
         return toy_taps([*row.ids, *row.pending], row.needs)
 
-    def wait(self) -> None:
-        pass
-
     def commit(
         self,
         rows: abc.Sequence[ToyRow],

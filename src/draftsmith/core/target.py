@@ -180,9 +180,6 @@ class Target(Protocol[RowT]):
     def taps(self, row: RowT) -> Taps:
         """Return what the row's needs have recorded; views that are valid until its next pass."""
 
-    def wait(self) -> None:
-        """Block until the last pass has finished: devices compute asynchronously."""
-
     def commit(
         self,
         rows: Sequence[RowT],

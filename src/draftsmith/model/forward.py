@@ -50,10 +50,11 @@ class Forward:
         """Whether the model can return the logits of any list of positions."""
         self._cache = cache_name(unwrapped(model).forward)
         self.device = input_device(model)
+        self._head_device = torch.device("cpu")
+        """Indices there suit a head on any device, but the host waits while they are copied."""
         head = getattr(model.get_output_embeddings(), "weight", None)
-        found = head.device if isinstance(head, Tensor) else torch.device("meta")
-        # Indices on the CPU suit a head on any device, but the device must wait for them.
-        self._head_device = torch.device("cpu") if found.type == "meta" else found
+        if isinstance(head, Tensor) and not head.is_meta:
+            self._head_device = head.device
         self._hooked = any(hasattr(one, "_hf_hook") for one in (model, unwrapped(model)))
         self._growing = growing(self._recorded)
 

@@ -169,6 +169,7 @@ class Runner:
         return self._store.verify(rows, drafts)
 
     def wait(self) -> None:
+        """Block until the last pass has finished: devices compute asynchronously."""
         for device in self._accelerators:
             torch.accelerator.synchronize(device)
 

@@ -89,9 +89,6 @@ class ReplayTarget:
             outputs.append(RowOutput(_NO_LOGITS, choices))
         return outputs
 
-    def wait(self) -> None:
-        pass
-
     def commit(
         self,
         rows: abc.Sequence[ReplayRow],
