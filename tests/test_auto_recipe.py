@@ -76,3 +76,24 @@ def test_a_model_gives_an_answer_again_and_its_rows_are_kept() -> None:
         found = logits.record(Runner(engine.model), [*plain.prompt_tokens, *plain.tokens], 5)
     assert [row[1] for row in found.rows.tolist()] == plain.tokens  # the best token of each row
     assert len(found.aside) == 0 or found.aside[:, 0].max() < len(found.ids)
+
+
+@pytest.mark.usefixtures("recipe")
+def test_a_heads_input_is_fitted_beside_a_mixer_that_stays() -> None:
+    """Rows are the same in every epoch, although `auto` averages the rows that it remembers."""
+    logits, head = importlib.import_module("logits"), importlib.import_module("head")
+    ids, n = [*range(100, 112)] * 4, 48
+    model, own = np.zeros(n, ROW), np.zeros((logits.PASS, n), ROW)
+    model["after"], model["tokens"], model["probs"] = np.array(ids) + 1, np.arange(8), 8000
+    for k in range(logits.PASS):  # right at every place
+        for i in range(n - 1 - k):
+            own[k, i]["tokens"] = [ids[i + 1 + k], *range(200, 207)]
+    own["probs"][:, :, 0] = 30000
+    rows = model.view(np.int32).reshape(n, -1)[11:-1]
+    one = logits.Passes(ids, 12, rows, np.zeros((0, 2 + rows.shape[1]), np.int32), own)
+    mixer, before = load(FILE).mixers[1], rows.copy()
+    found = head.teach(mixer, [one], np.zeros(ROWS, ROW))
+    assert (rows == before).all()
+    assert (mixer.weights == load(FILE).mixers[1].weights).all()
+    learned = found.cells["prob"][0] - head.untaught_head(mixer).cells["prob"][0]
+    assert learned.max() > 0.2  # the head is right more often than it says

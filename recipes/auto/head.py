@@ -11,47 +11,23 @@ All else in the prior stays.
 from __future__ import annotations
 
 import argparse
-import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from columns import Answer
-from fit import FORGETTING, remember
+from logits import PASS, Passes, in_turns, known_rows, read_on
 
-from draftsmith.drafters.bigrams import table_of
-from draftsmith.drafters.context_index import new_index, with_ids
 from draftsmith.drafters.eagle3 import Eagle3
 from draftsmith.drafters.logit_rows import ROW, TOP, WHOLE, WIDTH, best
-from draftsmith.drafters.mixer import ROOT_KEY, Mixer, longer_key, with_head, without_head
+from draftsmith.drafters.mixer import Mixer, with_head, without_head
 from draftsmith.drafters.mixer_prior import Priors, save, untaught_head
 from draftsmith.drafters.mixer_prior import load as load_prior
-from draftsmith.drafters.tree_search import NO_DRAFT, START, advance, new_search
 from draftsmith.lab.bench import generations
 from draftsmith.lab.train.eagle3 import Lessons
 from draftsmith.lab.train.recipe import HeadRecipe
-from draftsmith.lab.tune.auto import bigrams
 from draftsmith.model.load import load
-
-RATE, EPOCHS, PASS = 0.002, 3, 2
-"""Rate of the weights; passes over the data; tokens per pass of the target during them."""
-
-
-@dataclass(slots=True)
-class Read:
-    """A prompt and its answer, with the rows that a model and its head gave."""
-
-    ids: list[int]
-    prompt: int
-    """Tokens of the prompt."""
-    rows: Any
-    """(n,) ROW: the model's row after each token."""
-    head: Any
-    """(PASS, n) ROW: at [k, i] the head's row for the token after the first i + 1 + k, drafted
-    after i + 1."""
 
 
 class Reader:
@@ -66,7 +42,7 @@ class Reader:
         self.lessons.head = bound.head
 
     @torch.inference_mode()
-    def read(self, ids: list[int], prompt: int) -> Read:
+    def read(self, ids: list[int], prompt: int) -> Passes:
         tokens = torch.tensor([ids])
         states, logits = self.lessons.target(tokens)
         head = np.zeros((PASS, len(ids)), ROW)
@@ -74,43 +50,21 @@ class Reader:
             probs, found = own[0].softmax(-1).topk(TOP)
             part = head[k, 1 : 1 + len(probs)]
             part["tokens"], part["probs"] = self.lessons.ids[found], probs * WHOLE
-        return Read(ids, prompt, best(ids, logits[0]), head)
+        rows = best(ids, logits[0]).view(np.int32).reshape(-1, WIDTH)[prompt - 1 : -1]
+        return Passes(ids, prompt, rows, np.zeros((0, 2 + WIDTH), np.int32), head)
 
 
-def teach(mixer: Mixer, answers: Sequence[Read], bigrams: Any) -> Mixer:
+def teach(mixer: Mixer, passes: Sequence[Passes], bigrams: Any) -> Mixer:
     """Return the input of a head, learned beside a mixer that stays as it is."""
     found = untaught_head(mixer)
-    for epoch in range(EPOCHS):
-        order, earlier = [*answers], new_index()
-        random.Random(epoch).shuffle(order)
-        for one in order:
-            joined = with_head(mixer.copy(), found)
-            read_on(joined, one, earlier, bigrams.copy(), RATE * 0.6**epoch)
-            _, found = without_head(joined)
-            if mixer.indexes > 1:
-                answer = Answer(None, one.ids[: one.prompt], one.ids[one.prompt :], 0)
-                earlier = remember(earlier, answer)
+    for one, earlier, rate in in_turns(passes, mixer.indexes):
+        joined = with_head(mixer.copy(), found)
+        read_on(joined, one, earlier, rate, bigrams)
+        _, found = without_head(joined)
     return found
 
 
-def read_on(mixer: Mixer, one: Read, earlier: Any, rows: Any, rate: float) -> None:
-    """Let the mixer predict an answer, pass by pass, so that rows come when they would."""
-    text, search, length = with_ids(new_index(), 0, one.ids, 1), new_search(), one.prompt
-    while length < len(one.ids):
-        end, key = min(len(one.ids), length + PASS), ROOT_KEY
-        head = one.head[: end - length, length - 1].copy()
-        for k in range(end - length):
-            head[k]["after"] = key
-            key = longer_key(key, one.ids[length + k])
-        new = one.rows[length - 1 : end - 1]
-        advance(
-            text, end, 0, 0, one.prompt, earlier, rows, new, head, length, mixer, search, rate,
-            FORGETTING, 1.0, NO_DRAFT, START,
-        )  # fmt: skip
-        length = end
-
-
-def answers(path: Path, reader: Reader) -> Iterator[Read]:
+def answers(path: Path, reader: Reader) -> Iterator[Passes]:
     """Yield all plain answers of a file, read by a model and its head."""
     for row in generations.read(path).entries:
         if row.arm == "none":
@@ -124,7 +78,7 @@ def main() -> None:
     parser.add_argument("prior", type=Path, help="what logits.py wrote; the head's part is set")
     options = parser.parse_args()
     reader = Reader("smollm2", options.head)
-    known = table_of(bigrams(reader.lessons.loaded).view(np.int32).reshape(-1, WIDTH), 1 << 30)
+    known = known_rows(reader.lessons.loaded)
     found, priors = list(answers(options.answers, reader)), load_prior(options.prior)
     heads = {n: teach(mixer, found, known) for n, mixer in priors.mixers.items()}
     save(options.prior, Priors(priors.mixers, heads))

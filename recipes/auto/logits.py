@@ -28,7 +28,7 @@ from draftsmith.drafters.auto import PACE, AutoState
 from draftsmith.drafters.bigrams import table_of
 from draftsmith.drafters.context_index import ContextIndex, new_index, with_ids
 from draftsmith.drafters.logit_rows import ROW, WIDTH, best
-from draftsmith.drafters.mixer import AFTER, NAMED, Mixer
+from draftsmith.drafters.mixer import AFTER, NAMED, ROOT_KEY, Mixer, longer_key
 from draftsmith.drafters.mixer_prior import load as load_prior
 from draftsmith.drafters.mixer_prior import prior, save, untaught
 from draftsmith.drafters.tree_search import (
@@ -53,7 +53,7 @@ RATE, EPOCHS, PASS = 0.002, 3, 2
 
 @dataclass(slots=True)
 class Passes:
-    """A prompt and its answer, with the model's rows."""
+    """A prompt and its answer, with the rows of the model, and of a head if there is one."""
 
     ids: list[int]
     prompt: int
@@ -62,6 +62,28 @@ class Passes:
     """(answer, WIDTH) row from which each token of the answer was chosen."""
     aside: np.ndarray
     """(rejected, 2 + WIDTH) length of the text before the pass, node, row."""
+    head: Any = None
+    """(PASS, n) ROW: at [k, i] the head's row for the token after the first i + 1 + k, drafted
+    after i + 1."""
+
+    def emitted(self, start: int, end: int) -> Any:
+        """Return the rows, (n,) ROW, of a pass that emitted ids[start:end], as `auto` keeps
+        them."""
+        passed, node = self.aside[:, 0], self.aside[:, 1]
+        mine = (start <= passed) & (passed < end) & (node < LARGEST)
+        accepted = self.rows[start - self.prompt : end - self.prompt]
+        rows = np.concatenate([self.aside[mine][:, 2:], accepted], dtype=np.int32)
+        return rows.view(ROW)[:, 0]
+
+    def drafted(self, start: int, end: int) -> Any:
+        """Return the rows, (n,) ROW, that the head gave before that pass along its tokens."""
+        if self.head is None:
+            return NO_ROWS
+        rows, key = self.head[: end - start, start - 1].copy(), ROOT_KEY
+        for row, token in zip(rows, self.ids[start:end], strict=True):
+            row["after"] = key
+            key = longer_key(key, token)
+        return rows
 
 
 def record(runner: Runner, ids: list[int], prompt: int) -> Passes:
@@ -112,15 +134,23 @@ def teach(mixer: Mixer, passes: Sequence[Passes], bigrams: Any) -> None:
     """Let a mixer fitted on ids learn the weights of rows, and keep its weights of ids."""
     forget_rows(mixer)
     before = mixer.copy()
+    for one, answers, rate in in_turns(passes, mixer.indexes):
+        read_on(mixer, one, answers, rate, bigrams)
+    restore(mixer, before)
+
+
+def in_turns(
+    passes: Sequence[Passes], indexes: int
+) -> Iterator[tuple[Passes, ContextIndex, float]]:
+    """Yield each answer in every epoch, with the index of earlier answers and the rate."""
     for epoch in range(EPOCHS):
         order, answers = [*passes], new_index()
         random.Random(epoch).shuffle(order)
         for one in order:
-            read_on(mixer, one, answers, RATE * 0.6**epoch, bigrams)
-            if mixer.indexes > 1:
+            yield one, answers, RATE * 0.6**epoch
+            if indexes > 1:
                 answer = Answer(None, one.ids[: one.prompt], one.ids[one.prompt :], 0)
                 answers = remember(answers, answer)
-    restore(mixer, before)
 
 
 def read_on(mixer: Mixer, one: Passes, answers: ContextIndex, rate: float, bigrams: Any) -> None:
@@ -130,18 +160,10 @@ def read_on(mixer: Mixer, one: Passes, answers: ContextIndex, rate: float, bigra
     while length < len(one.ids):
         end = min(len(one.ids), length + PASS)
         advance(
-            text, end, 0, 0, one.prompt, answers, rows, emitted(one, length, end), NO_ROWS, 0,
-            mixer, search, rate, FORGETTING, 1.0, NO_DRAFT, START,
+            text, end, 0, 0, one.prompt, answers, rows, one.emitted(length, end),
+            one.drafted(length, end), length, mixer, search, rate, FORGETTING, 1.0, NO_DRAFT, START,
         )  # fmt: skip
         length = end
-
-
-def emitted(one: Passes, start: int, end: int) -> Any:
-    """Return the rows, (n,) ROW, of a pass that emitted ids[start:end], as `auto` keeps them."""
-    mine = (start <= one.aside[:, 0]) & (one.aside[:, 0] < end) & (one.aside[:, 1] < LARGEST)
-    accepted = one.rows[start - one.prompt : end - one.prompt]
-    rows = np.concatenate([one.aside[mine][:, 2:], accepted], dtype=np.int32)
-    return rows.view(ROW)[:, 0]
 
 
 def forget_rows(mixer: Mixer) -> None:
@@ -159,13 +181,18 @@ def restore(mixer: Mixer, before: Mixer) -> None:
         mixer.weights[unnamed, column] = before.weights[unnamed, column]
 
 
+def known_rows(model: LoadedModel) -> Any:
+    """Return the table of rows, (ROWS,) ROW, that the model's bigrams give before any text."""
+    return table_of(bigrams(model).view(np.int32).reshape(-1, WIDTH), 1 << 30)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("answers", type=Path, help="plain answers of `draftsmith bench run`")
     parser.add_argument("prior", type=Path, help="what fit.py wrote; it is taught in place")
     options = parser.parse_args()
     model = load("smollm2", dtype="float32", prepack=True)
-    known = table_of(bigrams(model).view(np.int32).reshape(-1, WIDTH), 1 << 30)
+    known = known_rows(model)
     passes, priors = list(answers(options.answers, model)), load_prior(options.prior)
     for mixer in priors.mixers.values():
         teach(mixer, passes, known)
