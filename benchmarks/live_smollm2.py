@@ -2,13 +2,15 @@
 
     python -m benchmarks.live_smollm2 DATA               # 50 minutes on two quiet cores
     python -m benchmarks.live_smollm2 DATA --as-loaded   # compared with layers as loaded
+    python -m benchmarks.live_smollm2 DATA --head HEAD   # a trained head, alone and in `auto`
 
 Prompts of ten kinds, greedy, every arm in turn in one process: plain decoding, `model.generate`,
 its prompt lookup at its best setting (`benchmarks/lookup.py`), and `auto` without and with
 `draftsmith tune auto`. All arms share one model with laid-out linear layers. With --as-loaded only
-those of `auto` are laid out, and prompt lookup is the other arm. In bfloat16, where the width of a
-pass changes its rounding, every arm must give plain's answers (*dictated*). The tables show tokens
-per second and tokens per pass.
+those of `auto` are laid out, and prompt lookup is the other arm. With --head the arms are plain
+decoding, prompt lookup, tuned `auto`, `eagle3`, and `auto` with the head (`recipes/eagle3` trains
+one). In bfloat16, where the width of a pass changes its rounding, every arm must give plain's
+answers (*dictated*). The tables show tokens per second and tokens per pass.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def parser() -> Options:
     made = Options("live_smollm2", __doc__, data="needed")
     made.add_argument("-m", "--model", default="smollm2")
     made.add_argument("--dtypes", nargs="+", help="default: those that the processor computes in")
-    made.add_argument("--as-loaded", action="store_true", help="lookup on the layers as loaded")
+    compared = made.add_mutually_exclusive_group()
+    compared.add_argument("--as-loaded", action="store_true", help="lookup on layers as loaded")
+    compared.add_argument("--head", help="folder of an EAGLE-3 head")
     made.add_size("--limit", 5, 1, "conversations of each kind")
     made.add_size("--max-new-tokens", 160, 8, "most tokens of an answer")
     return made
@@ -54,7 +58,10 @@ def arms(model: LoadedModel, plain: Path, args: argparse.Namespace) -> list[Arm]
     file = args.output / f"cost.{model.dtype_name}.json"
     cost = measured_cost(args.model, model.dtype_name, args.threads, file, args.quick)
     best = LOOKUP.format(fastest(plain, cost))
-    names = ("none", "hf:generate", best, "auto(tuned=False)", "auto")
+    names = ["none", "hf:generate", best, "auto(tuned=False)", "auto"]
+    if args.head:
+        head = f"eagle3(model={args.head})"
+        names = ["none", best, "auto", head, f"auto(head={head})"]
     return build(model, [parse_arm(name) for name in names])
 
 
@@ -76,11 +83,13 @@ def by_kind(section: Section) -> str:
     [lookup] = [name for name in names if "prompt_lookup" in name]
     for name in (name for name in names if name.startswith("auto")):
         lines.append(f"- {name} over prompt lookup: {shared.over(section.rows, name, lookup)}")
+        if name.startswith("auto(head"):
+            lines.append(f"- {name} over auto: {shared.over(section.rows, name, 'auto')}")
     return "\n".join([f"## {section.title}\n", *lines, "", table(heads, rows)])
 
 
 def measure(args: argparse.Namespace) -> Blocks:
-    args.name += ".as_loaded" * args.as_loaded
+    args.name += ".as_loaded" * args.as_loaded + ".head" * bool(args.head)
     if not args.as_loaded:
         shared.draftsmith("tune", "auto", args.model)
     known = ["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else []

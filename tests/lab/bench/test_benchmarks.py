@@ -24,6 +24,7 @@ from benchmarks import shared, turns
 from benchmarks.half_precision import difference
 from benchmarks.shared import Options, Results
 
+import heads
 import tiny
 
 FOLDER = Path(shared.__file__).parent
@@ -239,6 +240,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = made / "data" / "recorded" / "commit_edits.jsonl.xz"
     file.write_bytes(lzma.compress(jsonl(edit)))
     (made / "prompts.jsonl").write_bytes(jsonl(edit))
+    head = heads.random_head(64, len(tiny.tokenizer()), 30, reads=1)
+    heads.save(made / "head", head, layer_ids=(1,))
     return made
 
 
@@ -257,13 +260,15 @@ TOYS: dict[str, tuple[str, list[str]]] = {
                      "`llama-server` | cannot run: it takes GGUF files only"]),
     "live_smollm2": ("DATA -m MODEL --dtypes bfloat16",
                      ["| all | 7 |", "| mt_redundant, turn 2 | 1 |", "dictated answers"]),
+    "live_smollm2.head": ("DATA -m MODEL --dtypes float32 --head HEAD",
+                          ["| all | 7 |", "- auto(head=eagle3(model=HEAD)) over auto: "]),
 }  # fmt: skip
-"""Benchmarks that a tiny model can run: what is typed, and what the table then has."""
+"""Results that a tiny model can give: what is typed, and what the table then has."""
 
 
 def run(name: str, words: list[str]) -> None:
     """Run a benchmark at toy size; what a clock finds may break a promise."""
-    module = importlib.import_module(f"benchmarks.{name}")
+    module = importlib.import_module(f"benchmarks.{name.partition('.')[0]}")
     shared.run(module.parser(), module.measure, [*words, "--quick", "--threads", "1"])
 
 
@@ -273,12 +278,14 @@ def run(name: str, words: list[str]) -> None:
 def test_a_benchmark_runs_and_goes_on(name: str, folder: Path, tmp_path: Path) -> None:
     typed, wanted = TOYS[name]
     places = {"MODEL": str(folder / "model"), "DATA": str(folder / "data"),
-              "PROMPTS": str(folder / "prompts.jsonl")}  # fmt: skip
+              "HEAD": str(folder / "head"), "PROMPTS": str(folder / "prompts.jsonl")}  # fmt: skip
     words = [places.get(word, word) for word in typed.split()] + ["-o", str(tmp_path)]
     run(name, words)
     said = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
     for line in wanted:
-        assert line.replace("MODEL", places["MODEL"]) in said
+        for word, place in places.items():
+            line = line.replace(word, place)
+        assert line in said
     assert "refused" not in said
     files: Callable[[], dict[str, bytes]] = lambda: {  # noqa: E731
         str(file): file.read_bytes() for file in tmp_path.rglob("*.jsonl")
