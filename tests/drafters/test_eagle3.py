@@ -203,6 +203,18 @@ def test_chats_and_answers_that_are_broken_off(folder: str) -> None:
     assert answers[0].tokens == answers[1].tokens
 
 
+@pytest.mark.parametrize("drafter", ["eagle3(model={})", "auto(head=eagle3(model={}))"])
+def test_exact_passes_read_a_head_beside_them(drafter: str, folder: str) -> None:
+    """Half precision, where the width of a pass decides its rounding unless passes are exact."""
+    engine = Engine.from_pretrained(target().to(torch.bfloat16), exact=True)
+    prompts = [prompt(n, seed=n) for n in (12, 3, 40)]
+    options = {"max_new_tokens": 30, "budget": 6}
+    plain = [engine.generate(ids, drafter="none", **options) for ids in prompts]
+    drafted = engine.generate(prompts, drafter=drafter.format(folder), **options)
+    assert [one.tokens for one in drafted] == [one.tokens for one in plain]
+    assert sum(one.stats.drafted for one in drafted) > 40
+
+
 def test_behind_the_models_own_generate(folder: str) -> None:
     model, ids = target(), torch.tensor([prompt(40, seed=1)])
     options = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}

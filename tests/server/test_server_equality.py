@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -15,6 +16,8 @@ import torch
 from serving import api_of, client_of, engine, events, idle, listening, said, until
 from torch import Tensor
 
+import heads
+import tiny
 from draftsmith import builtin
 from draftsmith.core.sampling import Distribution, TorchSampler, without
 from draftsmith.engine.engine import Engine
@@ -97,11 +100,21 @@ def at_once(api: Api, asked: Sequence[dict[str, Any]]) -> list[Told]:
     return found
 
 
-@pytest.mark.parametrize("requests", [24, pytest.param(200, marks=SLOW)])
-def test_every_answer_is_the_one_it_has_alone(requests: int) -> None:
+@pytest.mark.parametrize(("requests", "drafter"), [
+    (24, "auto"),
+    (24, "auto(head=eagle3(model=HEAD))"),
+    pytest.param(200, "auto", marks=SLOW),
+    pytest.param(100, "eagle3(model=HEAD)", marks=SLOW),
+])  # fmt: skip
+def test_every_answer_is_the_one_it_has_alone(requests: int, drafter: str, tmp_path: Path) -> None:
+    head = heads.random_head(64, len(tiny.tokenizer()), 60, reads=1)
+    drafter = drafter.replace("HEAD", heads.save(tmp_path, head, layer_ids=(1,)))
     asked = many(requests)
     plain = one_by_one(api_of(engine("none", max_batch=1, prefixes=0)), asked)
-    assert at_once(api_of(engine("auto", max_batch=8), queue=requests * 2), asked) == plain
+    api = api_of(engine(drafter, max_batch=8), queue=requests * 2)
+    assert at_once(api, asked) == plain
+    source = drafter.partition("(")[0]
+    assert f'model_name="tiny",source="{source}"' in api.metrics.text().decode()
 
 
 # --- as models are served -------------------------------------------------------------------------
