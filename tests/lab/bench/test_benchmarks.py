@@ -260,6 +260,8 @@ TOYS: dict[str, tuple[str, list[str]]] = {
                      "`llama-server` | cannot run: it takes GGUF files only"]),
     "live_smollm2": ("DATA -m MODEL --dtypes bfloat16",
                      ["| all | 7 |", "| mt_redundant, turn 2 | 1 |", "dictated answers"]),
+    "head_quality": ("DATA -m MODEL", ["7 prompts, at most 6 nodes", "| no head |",
+                                       "| right in 0.7 |"]),
     "live_smollm2.head": ("DATA -m MODEL --dtypes float32 --head HEAD",
                           ["| all | 7 |", "- auto(head=eagle3(model=HEAD)) over auto: "]),
 }  # fmt: skip
