@@ -255,6 +255,9 @@ TOYS: dict[str, tuple[str, list[str]]] = {
     "server_load": ("--models MODEL --transformers /nowhere",
                     ["| 2 | `auto` |", "`transformers serve` | cannot run: there is no /nowhere",
                      "`llama-server` | cannot run: it takes GGUF files only"]),
+    "agents": ("--models MODEL --transformers /nowhere",
+               ["| 2 | `none` |", "| 2 | `auto` |", ", float32, 2 turns",
+                "`transformers serve` | cannot run: there is no /nowhere"]),
     "live_smollm2": ("DATA -m MODEL --dtypes bfloat16",
                      ["| all | 7 |", "| mt_redundant, turn 2 | 1 |", "dictated answers"]),
 }  # fmt: skip
