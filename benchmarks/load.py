@@ -1,4 +1,4 @@
-"""Rounds of requests that several arms answer in turns, for under_load and server_load.
+"""Rounds of requests that several arms answer in turns: under_load, server_load, agents.
 
 In a round each caller asks a few prompts, the next one after each answer. Every arm is a process
 with a model. All arms answer the same round in turns (`turns.side_by_side`). Engines and servers
@@ -36,11 +36,14 @@ LEAST, LEAST_LOW = 0.98, 0.95
 """Promise: tokens per second of `auto` over plain's, and the lower end of the interval."""
 SMALL, MORE = 8, 3
 """A round of fewer requests is noisy, so there are up to three times as many rounds."""
+MANY = 32
+"""Most prompts that are answered first, without being measured."""
 WARM = 1000
-"""Number of the round of prompts that are answered first, without being measured."""
+"""Number of the round that has these."""
 Chat = list[dict[str, str]]
 Found = dict[str, Any]
-"""Figures of an arm in a round: `tokens`, `passes`, `seconds`, `first`, `each`, `answers`.
+"""Figures of an arm in a round: `tokens`, `passes`, `seconds`, `prompt`, `cached`, `first`, `each`,
+`answers`.
 
 By request, `first` and `each` are milliseconds to the first token and for each later one, and
 `answers` are digests.
@@ -53,7 +56,7 @@ class Refused(Exception):
 
 
 class Said(NamedTuple):
-    """One answer, its passes, and the times of request, first and last token."""
+    """One answer, its passes, times of request, first and last token, and its prompt's tokens."""
 
     answer: object
     tokens: int
@@ -61,6 +64,9 @@ class Said(NamedTuple):
     asked: float
     first: float
     last: float
+    prompt: int = 0
+    cached: int | None = None
+    """Tokens of the prompt that an earlier request had computed; None: unknown."""
 
 
 class Arm(Protocol):
@@ -161,7 +167,8 @@ def compare(
     """Return the rounds of every number of callers (`args.at_once`), answered by every arm.
 
     `arms`: functions that start them. Plain and `auto` answer every round, the others only
-    `args.peer_rounds` of them. A caller asks `args.requests` prompts per round. `marked` adds a
+    `args.peer_rounds` of them. A caller asks `args.requests` prompts per round. Before an arm is
+    measured, it answers at most `args.warm` prompts at once. `marked` adds a
     different mark to every prompt.
     """
     found, load = dict[int, Rounds](), Load(args, title, arms, prompts, marked)
@@ -206,7 +213,9 @@ class Load:
             made = {name: args.results.known(name, key) for name in names}
             missing = [name for name in names[:: 1 if number % 2 else -1] if not made[name]]
             cold = [name for name in missing if name not in warm]
-            warm |= self._ask(cold, self._round(at_once, WARM)[:at_once], at_once).keys()
+            warm |= self._ask(
+                cold, self._round(at_once, WARM)[: min(at_once, args.warm)], at_once
+            ).keys()
             for name, one in self._ask(missing, prompts, at_once).items():
                 made[name] = one
                 # Not stored, because it may work the next time.
@@ -257,11 +266,12 @@ def answered(arm: Arm, prompts: list[Any], at_once: int, tokens: int) -> list[Sa
 
 def summed(said: Sequence[Said], clock: Clock) -> Found:
     """Return the figures of a round, by the clock of the process that answered."""
-    answers, tokens, passes, *times = zip(*said, strict=True)
+    answers, tokens, passes, *times, prompt, cached = zip(*said, strict=True)
     asked, first, last = ([clock(at) for at in moments] for moments in times)
     each = ((b - a) / max(1, n - 1) for a, b, n in zip(first, last, tokens, strict=True))
     return {
         "tokens": sum(tokens), "passes": sum(passes), "seconds": max(last) - min(asked),
+        "prompt": sum(prompt), "cached": None if None in cached else sum(cached),
         "first": [1e3 * (b - a) for a, b in zip(asked, first, strict=True)],
         "each": [1e3 * seconds for seconds in each], "answers": [digest(one) for one in answers],
     }  # fmt: skip

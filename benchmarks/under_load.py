@@ -41,7 +41,7 @@ def parser() -> Options:
     made.add_size("--tokens", 64, 8, "most tokens of an answer")
     made.add_size("--rounds", 6, 1, "rounds of plain and auto; fewer callers have more")
     made.add_size("--peer-rounds", 2, 1, "rounds of generate_batch")
-    made.set_defaults(requests=4)
+    made.set_defaults(requests=4, warm=load.MANY)
     return made
 
 

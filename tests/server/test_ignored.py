@@ -166,6 +166,34 @@ def test_s3_what_a_chats_messages_hold_beside_is_named(client: TestClient) -> No
     assert not {"audio", "annotations", "refusal"} & {*named.split("'")}
 
 
+# --- more tokens than the server gives ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "name"), [
+    (CHAT, "max_tokens"), (CHAT, "max_completion_tokens"), (TEXT, "max_tokens"),
+    (RESPONSES, "max_output_tokens"), ("/v1/messages", "max_tokens"),
+])  # fmt: skip
+def test_an_answer_that_would_be_too_long_is_cut_and_the_cut_is_named(path: str, name: str) -> None:
+    ask = {CHAT: {"messages": [USER]}, TEXT: {"prompt": "hello"}, RESPONSES: {"input": "hello"},
+           "/v1/messages": {"messages": [USER]}}[path]  # fmt: skip
+    with client_of(api_of(max_output=5)) as client:
+        told, exact = (client.post(path, json=ask | {name: most}) for most in (32000, 5))
+        streamed = client.post(path, json=ask | {name: 32000, "stream": True})
+    named = f'299 draftsmith "{name}=32000 was lowered to 5, this server\'s limit"'
+    assert told.headers["warning"] == streamed.headers["warning"] == named
+    assert "warning" not in exact.headers
+    body = told.json()
+    cut = {
+        CHAT: lambda: body["choices"][0]["finish_reason"] == "length",
+        TEXT: lambda: body["choices"][0]["finish_reason"] == "length",
+        RESPONSES: lambda: body["incomplete_details"] == {"reason": "max_output_tokens"},
+        "/v1/messages": lambda: body["stop_reason"] == "max_tokens",
+    }[path]
+    assert cut()
+    usage = body["usage"]
+    assert usage.get("completion_tokens", usage.get("output_tokens")) == 5
+
+
 # --- unknown fields -------------------------------------------------------------------------------
 
 UNKNOWN = {"guided_json": {"type": "object"}, "skip_special_tokens": False, "num_ctx": 4096}

@@ -296,6 +296,22 @@ def test_sources_and_figures_are_told_when_asked(client: TestClient) -> None:
     assert "sources" not in plain["choices"][0]
 
 
+def test_figures_tell_what_came_from_earlier_answers() -> None:
+    body = {"prompt": "the quick brown fox jumps", "max_tokens": 40, "min_tokens": 40}
+    body |= {"return_stats": True, "return_sources": True}
+    with client_of(api_of(engine(answers=4_000_000))) as client:
+        first, again = (client.post("/v1/completions", json=body).json() for _ in range(2))
+        (gauge,) = [line for line in client.get("/metrics").text.splitlines()
+                    if line.startswith("draftsmith:accepted_tokens_by_source_total")
+                    and 'source="auto.earlier"' in line]  # fmt: skip
+    assert "auto.earlier" not in first["stats"]["by_source"]
+    own = again["stats"]["by_source"]["auto.earlier"]
+    sources = [source for _, source in again["choices"][0]["sources"]]
+    assert 20 < own["accepted"] == sources.count("auto.earlier") <= own["drafted"]
+    assert float(gauge.rpartition(" ")[2]) == own["accepted"]
+    assert again["choices"][0]["text"] == first["choices"][0]["text"]
+
+
 def test_drafts_are_told_pass_by_pass_when_asked(client: TestClient) -> None:
     asked = {"max_tokens": 40, "ignore_eos": True, "return_drafts": True, "return_sources": True,
              "drafter": "auto", "budget": 8}  # fmt: skip

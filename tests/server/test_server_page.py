@@ -122,6 +122,31 @@ def browser(folder: Path) -> Iterator[Browser]:
 
 
 @pytest.mark.external
+def test_the_page_shows_what_earlier_answers_gave(tmp_path: Path) -> None:
+    body = "{prompt: 'the quick brown fox jumps', max_tokens: 40, min_tokens: 40, stream: true, "
+    body += "return_sources: true, return_drafts: true, return_stats: true}"
+    with (
+        listening(api_of(engine(answers=4_000_000))) as address,
+        browser(tmp_path / "profile") as page,
+    ):
+        page.call("Page.navigate", url=address + "/")
+        until(lambda: page.run("document.querySelector('#send') !== null"))
+        page.run("settings.chat = false; 1")
+        for number in range(2):
+            page.run(f"at('pass').max = 0; ask({body}, run = none()); 1")
+            until(lambda: page.run("!at('send').disabled && run.stats !== null"))
+            own = page.run("run.stats.by_source['auto.earlier']")
+            legend = page.run("[...at('legend').children].map((made) => made.textContent)")
+            if number:
+                told = f"auto.earlier: {own['accepted']} of {own['drafted']} accepted"
+                assert own["accepted"] > 20
+                assert told in legend
+            else:
+                assert own is None
+                assert not any("earlier" in told for told in legend)
+
+
+@pytest.mark.external
 def test_the_page_asks_streams_scrubs_and_tells_errors(tmp_path: Path) -> None:
     text = "the quick brown fox jumps over the lazy dog"
     messages = [{"role": "user", "content": text}]
@@ -157,6 +182,11 @@ def test_the_page_asks_streams_scrubs_and_tells_errors(tmp_path: Path) -> None:
             assert shown == expected.sources
             assert page.run("run.passes.length") == expected.stats.passes
             assert f"{len(expected.tokens)} tokens in" in page.run("at('figures').textContent")
+            legend = page.run("[...at('legend').children].map((made) => made.textContent)")
+            assert sorted(legend) == sorted(
+                f"{source}: {own.accepted} of {own.drafted} accepted"
+                for source, own in expected.stats.by_source.items()
+            )
             depths = page.run("at('depths').children.length")
             assert depths == len(expected.stats.drafted_by_depth)
             page.run("at('pass').focus(); 1")
@@ -192,9 +222,9 @@ def test_the_page_asks_streams_scrubs_and_tells_errors(tmp_path: Path) -> None:
                     page.shot(tmp_path / name, width, dark)
                     wide = page.run("document.documentElement.scrollWidth")
                     assert wide <= width, f"{width}: {wide} wide"
-            page.run("at('tokens').value = 9999; at('form').requestSubmit(); 1")
+            page.run("at('pass').max = 0; ask({...asked, temperature: 9}, run = none()); 1")
             until(lambda: page.run("!at('send').disabled"))
-            assert "max_tokens" in page.run("at('error').textContent")
+            assert "temperature" in page.run("at('error').textContent")
         page.run("at('form').requestSubmit(); 1")
         until(lambda: page.run("!at('send').disabled"))
         assert page.run("at('error').textContent").startswith("No answer: ")

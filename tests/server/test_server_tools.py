@@ -294,7 +294,7 @@ def test_a_turn_that_said_and_called_is_one_message() -> None:
 
 def test_a_refused_response_names_its_own_fields(client: TestClient) -> None:
     for more, param in (
-        ({"max_output_tokens": 5000}, "max_output_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"input": [{"content": "hello"}]}, "input"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
     ):

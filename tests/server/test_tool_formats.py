@@ -285,6 +285,29 @@ def test_s1_what_a_schema_calls_a_string_stays_one() -> None:
         assert arguments == {"either": None, "any": [], "free": "a"}
 
 
+@pytest.mark.parametrize("family", ["qwen3-coder", "glm"])
+def test_null_is_null_where_the_schema_allows_it(family: str) -> None:
+    """Formats without quotes write the text `null` and no value alike."""
+    allowing: list[dict[str, Any]] = [
+        {"type": ["string", "null"]}, {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"type": "string", "nullable": True}, {"enum": ["a", None]}, {"$ref": "#/$defs/maybe"},
+        {"type": ["integer", "null"]}, {},
+    ]  # fmt: skip
+    forbidding: list[dict[str, Any]] = [
+        {"type": "string"}, {"type": "string", "nullable": False}, {"$ref": "#/$defs/name"},
+        {"enum": ["a", "null"]}, {"const": "null"}, {"type": ["string", "integer"]},
+    ]  # fmt: skip
+    properties = {f"p{n}": schema for n, schema in enumerate([*allowing, *forbidding])}
+    schema = {"type": "object", "properties": properties, "$defs": {
+        "maybe": {"type": ["null", "string"]}, "name": {"type": "string"}}}  # fmt: skip
+    write = {"qwen3-coder": qwen3_coder, "glm": glm}[family]
+    reader = Reader(family, {"f": schema})
+    text = write(random.Random(), [("f", dict.fromkeys(properties))])
+    found = told(reader.push([Piece(text, 9, "target", 0.0)]) + reader.end())
+    given = [None] * len(allowing) + ["null"] * len(forbidding)
+    assert found == ("", [("f", dict(zip(properties, given, strict=True)))])
+
+
 def test_s1_the_closing_tags_may_stand_in_a_value_without_quotes() -> None:
     for family, write, tags in (
         ("qwen3-coder", qwen3_coder, "\n</parameter>\n</function>\n</tool_call>"),

@@ -99,24 +99,28 @@ def application(api: Api) -> FastAPI:
     async def chat(body: ChatRequest, request: Request, caller: Caller) -> Response:
         """Answer a chat, whole or as server-sent events."""
         ignored = Ignored(body, strict)
+        ignored.limit(body, settings.max_output)
         return ignored.named(await api.chat(body, caller, request, ignored))
 
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request, caller: Caller) -> Response:
         """Continue one or more texts or lists of token ids."""
         ignored = Ignored(body, strict)
+        ignored.limit(body, settings.max_output)
         return ignored.named(await api.complete(body, caller, request))
 
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request, caller: Caller) -> Response:
         """Answer a conversation of items; nothing is stored."""
         ignored = Ignored(body, strict=False)  # agents send much that means nothing here
+        ignored.limit(body, settings.max_output)
         return ignored.named(await responses.respond(api, body, caller, request, ignored))
 
     @app.post("/v1/messages")
     async def message(body: MessagesRequest, request: Request, caller: Caller) -> Response:
         """Answer a chat in Anthropic's shape."""
         ignored = Ignored(body, strict=False)  # as above
+        ignored.limit(body, settings.max_output)
         return ignored.named(await messages.respond(api, body, caller, request, ignored))
 
     # No `async`: long texts take their time, in a thread of their own.

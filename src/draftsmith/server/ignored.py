@@ -8,7 +8,7 @@ import json
 from fastapi import Response
 
 from draftsmith.server.refusals import Refusal
-from draftsmith.server.schema import Body
+from draftsmith.server.schema import Body, MessagesRequest, ResponsesRequest, Sampling
 
 HEADER = "Warning"
 """RFC 7234's; its code 299 is for all other warnings."""
@@ -32,6 +32,15 @@ class Ignored:
     def add(self, told: str) -> None:
         """Tell of something else."""
         self._told.append(told)
+
+    def limit(self, body: Sampling | ResponsesRequest | MessagesRequest, most: int) -> None:
+        """Lower the tokens that an answer may have to `most`, and tell of what was asked."""
+        name = body.longest
+        asked = getattr(body, name)
+        if asked is not None and asked > most:
+            if name in body.model_fields_set:  # else it is a default
+                self.add(f"{name}={asked} was lowered to {most}, this server's limit")
+            setattr(body, name, most)
 
     def named(self, response: Response) -> Response:
         """Return a response with a header that names all of it, if there is any."""

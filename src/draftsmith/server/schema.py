@@ -7,7 +7,7 @@ OpenAI's that mean nothing to one model on one machine are left out (`IGNORED`).
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -207,17 +207,9 @@ class Sampling(Body):
         return "max_tokens"
 
     def options(self, limit: int) -> dict[str, Any]:
-        """The engine's options; `limit` is the most tokens that an answer may have here."""
+        """The engine's options; `limit`: tokens of an answer where the request does not say."""
         said = getattr(self, self.longest)
         wanted = limit if said is None else said
-        if self.longest not in self.model_fields_set:  # a default is never refused
-            wanted = min(wanted, limit)
-        if wanted > limit:
-            raise Refusal(
-                400,
-                f"{self.longest}={wanted} is too large: this server gives at most {limit}",
-                param=self.longest,
-            )
         try:
             bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
         except ValueError:
@@ -276,6 +268,7 @@ class CompletionRequest(Sampling):
 class ResponsesRequest(Body):
     """POST /v1/responses; agents send much that means nothing here."""
 
+    longest: ClassVar = "max_output_tokens"
     model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
     instructions: str | None = None
@@ -322,6 +315,7 @@ class CountRequest(Body):
 class MessagesRequest(CountRequest):
     """POST /v1/messages"""
 
+    longest: ClassVar = "max_tokens"
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool = False
 

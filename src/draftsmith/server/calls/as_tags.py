@@ -171,6 +171,7 @@ def _kinds(schema: Any, root: Any, deepest: int = 8) -> set[str]:
         return set()
     kind = schema.get("type")
     kinds = {kind} if isinstance(kind, str) else set(kind if isinstance(kind, list) else ())
+    kinds |= {"null"} if kinds and schema.get("nullable") is True else set()  # OpenAPI's
     constants = [schema["const"]] if "const" in schema else schema.get("enum")
     if not kinds and isinstance(constants, list):
         kinds = {_kind(constant) for constant in constants}
