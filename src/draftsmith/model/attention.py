@@ -37,6 +37,9 @@ MOST_IN_BLOCKS = 1024
 _MOST_MASKED = 1 << 25
 """Most entries of a mask repeated for each query of a group, which is kept for all layers."""
 
+_ALIGNMENT = 8
+"""Entries to whose multiples CUDA's memory-efficient kernel wants the lines of a mask aligned."""
+
 _UNKNOWN = {"position_bias", "head_mask", "cache", "cu_seq_lens_q", "block_mask"}
 """Arguments that change the result and that only transformers' own functions implement."""
 
@@ -246,19 +249,24 @@ def _repeated(mask: Tensor, groups: int, dtype: torch.dtype, most: int) -> Seque
     """Return what is added to the scores of grouped queries, in blocks of q ≤ `most` queries.
 
     Each block is (B or 1, 1, G·q, S'), where S' counts the keys up to its last query. The result is
-    kept for all layers; given a bool mask, sdpa would convert it again in every layer.
+    kept for all layers; given a bool mask, sdpa would convert it again in every layer. On other
+    devices than CPUs, the lines of a mask begin at multiples of `_ALIGNMENT` entries in memory;
+    CUDA's kernel would pad other masks in every layer.
     """
     queries, keys = mask.shape[2:]
+    room = keys if mask.device.type == "cpu" else -(-keys // _ALIGNMENT) * _ALIGNMENT
     form = groups, dtype, -(-queries // most)
     kept = _REPEATED.get(mask)
     if kept is None or kept[0] != form:
         added = mask
         if mask.dtype == torch.bool:
-            added = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+            added = mask.new_zeros((*mask.shape[:3], room), dtype=dtype)
+            added[..., :keys].masked_fill_(~mask, float("-inf"))
         parts, end, blocks = added.tensor_split(form[2], dim=2), keys - queries, list[Tensor]()
         for part in parts:
             end += part.shape[2]
-            blocks.append(part[..., :end].repeat(1, 1, groups, 1))
+            stored = part if end == keys else part[..., :end]
+            blocks.append(stored.repeat(1, 1, groups, 1)[..., :end])
         kept = _REPEATED[mask] = form, blocks
     return kept[1]
 
