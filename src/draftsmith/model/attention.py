@@ -39,7 +39,7 @@ _MOST_MASKED = 1 << 25
 """Most entries of a mask repeated for each query of a group, which is kept for all layers."""
 
 _ALIGNMENT = 8
-"""Entries to whose multiples CUDA's memory-efficient kernel wants the lines of a mask aligned."""
+"""Lines of a mask begin at multiples of it, for CUDA's memory-efficient kernel."""
 
 _UNKNOWN = {"position_bias", "head_mask", "cache", "cu_seq_lens_q", "block_mask"}
 """Arguments that change the result and that only transformers' own functions implement."""
