@@ -54,7 +54,7 @@ def measure(args: argparse.Namespace) -> Blocks:
             speed = args.results.recall("bandwidth", args.mib, partial(passes.bandwidth, args),
                                         runs=args.runs, **args.how)  # fmt: skip
             yield f"A copy of {args.mib} MiB reads and writes {speed / 1e9:,.0f} GB/s."
-        if shape in args.shapes:
+        if shape in args.shapes and card.fits(model.bytes(passes.DTYPE), args.device):
             yield from passes.curve(model, speed, args)
             yield from answers.compare(model, args)
     if card.late(args):

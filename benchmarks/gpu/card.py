@@ -13,6 +13,9 @@ import torch
 from draftsmith.model import devices
 from draftsmith.model.measure import processor, versions
 
+ROOM = 1.5
+"""Memory that a model needs, in sizes of its weights, also while its dtype is changed."""
+
 
 def driver() -> str:
     """Return the version of the card's driver, as far as a command reports it."""
@@ -37,6 +40,12 @@ def facts(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
     words += [f"--{name} {getattr(args, name)}" for name in sizes[1]]
     data = [] if args.data is None else ["DATA"]
     yield "command", " ".join(["python -m benchmarks.gpu", *data, *words])
+
+
+def fits(weights: int, device: torch.device) -> bool:
+    """Return whether a model with this many bytes of weights can be used on a device."""
+    memory = devices.own_memory(device)
+    return memory is None or ROOM * weights <= memory[1]
 
 
 def late(args: argparse.Namespace) -> bool:

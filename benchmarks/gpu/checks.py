@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.card import late
+from benchmarks.gpu.card import fits, late
 from benchmarks.gpu.models import Model
 from benchmarks.shared import random_ids, table
 from draftsmith import Engine
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
-from draftsmith.model import devices
 from draftsmith.model.agreement import first_difference, top_two_gap
 from draftsmith.testing import Scripted
 
@@ -23,8 +22,6 @@ PROMPTS, TOKENS = 4, 32
 TIE = 1e-5
 """Two logits that are closer than this count as equal in float32."""
 HEADS = ("drafted against plain", "recorded answers", "own answers", "near ties", "accepted")
-ROOM = 1.2
-"""Memory that a model needs, in sizes of its weights."""
 
 
 def script(answer: list[int], ctx: Context) -> Draft:
@@ -71,8 +68,7 @@ def compare(model: Model, args: argparse.Namespace) -> Generator[str, None, bool
     rows, wrong = [], False
     for dtype in (torch.float32, torch.bfloat16):
         name = f"{model.shape}, {str(dtype).removeprefix('torch.')}"
-        memory = devices.own_memory(args.device)
-        if memory is not None and ROOM * model.bytes(dtype) > memory[1]:
+        if not fits(model.bytes(dtype), args.device):
             rows.append([name, "does not fit", "", "", ""])
             continue
         found = []

@@ -33,7 +33,7 @@ class Reciting(LlamaForCausalLM):
     """A Llama whose best token after each position can be given.
 
     A logits processor could dictate an answer, too, but our loop and transformers call it in
-    different ways. Here all arms pay the same: three kernels a pass, and no wait.
+    different ways. Here all arms pay the same: at most three kernels a pass, and no wait.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
