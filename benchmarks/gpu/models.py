@@ -85,9 +85,10 @@ class Model:
 
     def _random(self) -> Any:
         torch.manual_seed(0)
+        # Transformers 4's prompt lookup needs a token that ends answers; no text has this one.
         config = LlamaConfig(
-            vocab_size=VOCAB, max_position_embeddings=CONTEXT, eos_token_id=None, bos_token_id=None,
-            **SHAPES[self.shape],
+            vocab_size=VOCAB, max_position_embeddings=CONTEXT, eos_token_id=VOCAB - 1,
+            bos_token_id=None, **SHAPES[self.shape],
         )  # fmt: skip
         usual = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
