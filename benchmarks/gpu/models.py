@@ -53,7 +53,8 @@ class Reciting(LlamaForCausalLM):
         output = super().forward(*args, **options)
         if self.recites:
             kept, positions = options.get("logits_to_keep", 0), options["position_ids"]
-            wanted = positions[:, slice(-kept, None) if isinstance(kept, int) else kept]
+            last = slice(-output.logits.shape[1], None)
+            wanted = positions[:, last if isinstance(kept, int) else kept]
             output.logits.scatter_(2, self.following[wanted][..., None], CERTAIN)
         return output
 
