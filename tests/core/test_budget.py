@@ -51,6 +51,21 @@ def test_nothing_is_drafted_before_a_plain_pass_was_measured() -> None:
     assert AutoBudget(CostCurve()).next(1, 0) == 0
 
 
+def test_the_first_use_of_a_width_is_not_learned_as_its_price() -> None:
+    """On a GPU: it loads kernels. If it were, the width would be left out for good."""
+    budgets = []
+    for cold in (False, True):
+        cost = CostCurve(cold=cold)
+        for width in (0, 8, 0):
+            cost.record(width, 50.0 if width else 1.0)
+        budgets.append(AutoBudget(cost))
+        if cold:
+            assert cost.points() == [(0.0, 1.0)]
+            cost.record(8, 1.1)
+            assert cost.points() == [(0.0, 1.0), (8, 1.1)]
+    assert [budget.next(1, 0) >= 8 for budget in budgets] == [False, True]
+
+
 def test_success_widens() -> None:
     assert learn(AutoBudget(curve(0.01)), 1.0, 40)[-1] == 64
 

@@ -9,6 +9,7 @@ from typing import Any
 import accelerate
 import pytest
 import torch
+from benchmarks import gpu, shared
 from both import IDS, like_mps
 
 import tiny
@@ -83,3 +84,13 @@ def test_d4_training(files: dict[str, Path], device: str, monkeypatch: pytest.Mo
         found.append(json.loads(ran.stdout))
     for name in ("before", "after"):
         assert found[1][name] == pytest.approx(found[0][name], rel=1e-2)  # bfloat16
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_device_runs(there: str, tmp_path: Path) -> None:
+    words = ["--quick", "--threads", "1", "-o", str(tmp_path)]
+    assert not shared.run(gpu.parser(), gpu.measure, words)
+    found = (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert f"| device | {there.split(':')[0]} (Pretended accelerator 0) |" in found
+    assert "| toy, float32 | 8 of 8 | 8 of 8 | none |" in found
+    assert "## toy: 2 of 2 answers" in found

@@ -123,6 +123,16 @@ def test_d8_a_model_that_does_not_fit_is_told(
         load(folder, device=there)
 
 
+def test_the_first_pass_of_a_width_is_no_price(device: str, folder: Path) -> None:
+    """The device loads its kernels for it. The first token comes with the prompt."""
+    options = {"drafter": "none", "max_new_tokens": 2, **GREEDY}
+    for place, known in (("cpu", [True, True]), (device, [False, True])):
+        engine = Engine.from_pretrained(folder, device=place)
+        for expected in known:
+            engine.generate(IDS, **options)
+            assert engine.cost.at(1).knows_plain == expected
+
+
 def test_d8_memory_is_the_devices_own(there: str, folder: Path) -> None:
     """Not the host's: what a request may hold follows from it."""
     engine = Engine.from_pretrained(folder)

@@ -25,11 +25,17 @@ from both import (
 )
 
 import tiny
-from architectures import CHAINS, RECURRENT, TREES, build
+from architectures import CHAINS, RECURRENT, TREES, build, prompt
 from draftsmith import accelerate
+from draftsmith.core.draft import EMPTY
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.registry import lookup, names
 from draftsmith.engine.engine import Engine
+from draftsmith.model import packed
+from draftsmith.model.load import load
+from draftsmith.model.masks import Span, visible
+from draftsmith.model.runner import Runner
+from draftsmith.model.windows import Window
 from draftsmith.text.grammar import Grammar
 
 
@@ -196,6 +202,34 @@ def test_accelerate_a_padded_batch(device: str) -> None:
         fast = model.generate(ids, **asked)
     assert handle.last_notice is None
     assert torch.equal(plain, fast)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_parts_of_a_prompt_need_no_mask(
+    device: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no window ends, so that torch's causal kernels can be used."""
+    model = build(name, max_position_embeddings=1024)
+    made, outputs = list[Window | None](), []
+
+    def counted(span: Span, first: int, window: Window | None = None) -> torch.Tensor:
+        made.append(window)
+        return visible(span, first, window)
+
+    monkeypatch.setattr(packed, "visible", counted)
+    for place in ("cpu", device):
+        runner = Runner(load(on(place, model)), chunk=200)
+        made.clear()
+        row = runner.open(prompt(601))
+        runner.prefill(row)
+        (output,) = runner.forward([row], [EMPTY])
+        outputs.append(output.logits.cpu())
+        windows = set(runner._windows)
+        if place == "cpu":
+            assert made
+        else:
+            assert set(made) <= windows - {None}
+    torch.testing.assert_close(*outputs)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""How often the host waits for the device in each pass."""
+"""How often the host waits for the device in each pass, and how many kernels it launches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 from both import IDS, on
 
 from architectures import build, prompt
+from draftsmith.engine import scheduler
 from draftsmith.engine.engine import Engine
+from draftsmith.model import attention
 
 PROMPTS = [prompt(20 + 3 * i, i) for i in range(8)]
 SHORT, LONG = 8, 40
@@ -79,3 +81,92 @@ def test_banned_ids_wait_no_longer(device: str) -> None:
     found = Engine.from_pretrained(on(device, model))
     passes, waits = per_pass(found, PROMPTS, **ARMS["a drafted tree"])
     assert waits.total() == passes
+
+
+# ------------------------------------------------------------------------------------- kernels
+
+Pass = tuple[int, bool, int]
+"""Rows, whether any of them drafted, and kernels."""
+EQUAL = [prompt(20, i) for i in range(8)]
+"""Prompts of one length: the rows share a buffer."""
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
+    """The decoding passes of this test, in order."""
+    found, step = list[Pass](), scheduler.step
+
+    def counted(sequences: Sequence[Any], *given: Any) -> Any:
+        decoding = all(len(one.row.pending) == 1 for one in sequences)
+        before = sum(one.stats.drafted for one in sequences)
+        with pretended.counted() as seen:
+            made = step(sequences, *given)
+        if decoding:
+            drafted = sum(one.stats.drafted for one in sequences) > before
+            found.append((len(sequences), drafted, seen.kernels.total()))
+        return made
+
+    monkeypatch.setattr(scheduler, "step", counted)
+    return found
+
+
+def most(rows: int, drafted: bool, layers: int) -> int:
+    """Most kernels of a pass of a Llama.
+
+    Rows with keys of equal length are read by one call of attention if none of them drafts. Each
+    other row adds two copies of keys and values and one attention to every layer, and a draft two
+    more copies. It also adds its mask, and moves the keys of an accepted branch.
+    """
+    once, each_layer = (9, 5) if drafted else (4, 3)
+    first, first_each_layer = (60, 38) if drafted else (42, 37)
+    more = rows - 1
+    return first + once * more + layers * (first_each_layer + each_layer * more)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_kernels_of_a_pass_are_bounded(device: str, arm: str, passes: list[Pass]) -> None:
+    """At most 60 + 38 L for one row. In a packed pass each further row adds more."""
+    for layers in (2, 6):
+        found = engine(device, layers)
+        for ids in (IDS, PROMPTS, EQUAL):
+            found.generate(ids, max_new_tokens=SHORT, **ARMS[arm])  # warms up
+            passes.clear()
+            found.generate(ids, max_new_tokens=LONG, **ARMS[arm])
+            assert max(rows for rows, *_ in passes) == (1 if ids is IDS else 8)
+            for rows, drafted, kernels in passes:
+                assert kernels <= most(rows, drafted, layers), (rows, drafted, layers)
+            if ids is IDS:
+                assert max(kernels for *_, kernels in passes) <= 60 + 38 * layers
+
+
+def test_rows_of_equal_length_are_read_together(device: str, passes: list[Pass]) -> None:
+    """Without drafts they add one kernel to each layer, whatever their number."""
+    for layers in (2, 6):
+        found, counts = engine(device, layers), list[int]()
+        for ids in ([IDS], EQUAL[:2], EQUAL[2:]):
+            passes.clear()
+            found.generate(ids, max_new_tokens=LONG, **ARMS["plain"])
+            assert {rows for rows, *_ in passes} == {len(ids)}
+            counts.append(min(kernels for *_, kernels in passes))
+        assert counts[1] == counts[2]
+        assert counts[2] - counts[0] <= 1 + layers
+
+
+def test_masks_are_aligned_on_a_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's memory-efficient attention would pad any other mask in every layer."""
+    strides, compute = list[tuple[int, ...]](), attention.scaled_dot_product_attention
+
+    def looked(*given: Any, **options: Any) -> Any:
+        if (mask := options.get("attn_mask")) is not None:
+            strides.append(mask.stride())
+        return compute(*given, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", looked)
+    model = build("llama", eos_token_id=None)
+    for place, aligned in (("cpu", False), (device, True)):
+        strides.clear()
+        found = Engine.from_pretrained(on(place, model))
+        found.generate(PROMPTS, max_new_tokens=LONG, **ARMS["a drafted tree"])
+        assert strides
+        assert {last for *_, last in strides} == {1}
+        assert all(size % 8 == 0 for one in strides for size in one[:-1]) == aligned

@@ -82,7 +82,7 @@ def test_any_mask(groups: int, queries: int, softcap: float | None) -> None:
 
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize("softcap", [None, 0.5])
-@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (7, 7)])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (7, 7), (4, 9)])
 def test_no_mask_is_causal(groups: int, softcap: float | None, queries: int, keys: int) -> None:
     query, key, value = tensors(4, groups, queries, keys)
     module = stand_in(num_key_value_groups=groups, is_causal=True)

@@ -42,10 +42,16 @@ class CostCurve:
     Before any measurement passes are assumed to be cheap (as on a GPU, or a CPU in bfloat16).
     """
 
-    def __init__(self, ladder: Sequence[int] = LADDER) -> None:
+    def __init__(self, ladder: Sequence[int] = LADDER, cold: bool = False) -> None:
         """`ladder`: widths that are measured separately; passes between two count for the
-        upper one, which keeps their mean width."""
+        upper one, which keeps their mean width.
+
+        `cold`: the first pass over each number of tokens is not recorded. A GPU loads and chooses
+        kernels for it.
+        """
         self.ladder = ladder
+        self._warm: set[int] | None = set() if cold else None
+        """Numbers of tokens that passes had; None: all passes are recorded."""
         self.rows = 1
         """Sequences of a pass (see `at`)."""
         self.doublings = 0
@@ -106,6 +112,10 @@ class CostCurve:
 
     def record(self, width: int, seconds: float) -> None:
         """Record that a pass with `width` draft nodes in all rows together took `seconds`."""
+        tokens = self.rows + width
+        if self._warm is not None and tokens not in self._warm:
+            self._warm.add(tokens)
+            return
         rungs = 0, *self.ladder
         rung = next((rung for rung in rungs if rung >= width), rungs[-1])
         place = self.rows, self.doublings

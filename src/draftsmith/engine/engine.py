@@ -156,7 +156,7 @@ class Engine:
         if exact and model.exact is None:
             model = exactly(model)
         self.model: LoadedModel = model
-        self.cost = cost or CostCurve()
+        self.cost = cost or CostCurve(cold=model.device.type != "cpu")
         path = None if answers_file is None else Path(answers_file)
         self.answers = AnswerCache(answers, model.facts, path) if answers else None
         """Store of earlier answers; None: they are not stored."""

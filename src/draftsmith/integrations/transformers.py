@@ -197,7 +197,8 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         with self._binding:
             if self._drafting is None:
                 assert self._loaded is not None  # such calls do not get here
-                self._drafting = Drafting.of(self._loaded, self.drafter, self.budget, CostCurve())
+                cost = CostCurve(cold=self._loaded.device.type != "cpu")
+                self._drafting = Drafting.of(self._loaded, self.drafter, self.budget, cost)
             return self._drafting
 
     @property

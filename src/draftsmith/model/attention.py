@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention, softmax
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -25,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.seen import Seen
 
-_MOST_GROUPED = 160
+MOST_GROUPED = 160
 """Most queries for which grouping is faster: for more, repeated masks cost more than keys."""
 
 BLOCK = 128
@@ -36,6 +37,9 @@ MOST_IN_BLOCKS = 1024
 
 _MOST_MASKED = 1 << 25
 """Most entries of a mask repeated for each query of a group, which is kept for all layers."""
+
+_ALIGNMENT = 8
+"""Lines of a mask begin at multiples of it, for CUDA's memory-efficient kernel."""
 
 _UNKNOWN = {"position_bias", "head_mask", "cache", "cu_seq_lens_q", "block_mask"}
 """Arguments that change the result and that only transformers' own functions implement."""
@@ -57,8 +61,7 @@ class Packed:
     masks: Sequence[Tensor | None]
     """A mask (1, 1, q, S) per span, where the last q keys are those of the queries.
 
-    No query sees a key after its own. None means that a single query sees all keys, and that
-    several queries (then S = q) are causal.
+    No query sees a key after its own. None means that a query sees all other keys.
     """
     keys: Sequence[Tensor]
     """(1, K, S, D) per span: the row's cached keys, then those of this pass.
@@ -167,12 +170,13 @@ def _attend(
     """Attention (B, Q, H, D) of one span, by the fastest way."""
     (scaling, softcap, sinks), totals = form, None
     queries = query.shape[2]
-    # With an empty cache the causal kernels need no mask.
-    repeats = query.shape[1] > key.shape[1] and queries > _MOST_GROUPED
+    repeats = query.shape[1] > key.shape[1] and queries > MOST_GROUPED
     if softcap is not None or sinks is not None:
         out = _explicit(query, key, value, mask, scaling, softcap, sinks)
     elif mask is not None and _pays_in_blocks(query, key):
         out = _in_blocks(query, key, value, mask, scaling)
+    elif mask is None and 1 < queries < key.shape[2]:
+        out = _after_others(query, key, value, scaling)
     elif queries > 1 and (mask is None or repeats):
         out, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling)
     else:
@@ -180,6 +184,20 @@ def _attend(
     if look is not None:
         look(Seen(query, key, mask, scaling, softcap, sinks, totals))
     return out
+
+
+def _after_others(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    """Causal attention (1, Q, H, D) of a part of a prompt after cached keys.
+
+    On a GPU, torch's fused kernels need no mask for it.
+    """
+    groups, causal = (
+        query.shape[1] // key.shape[1],
+        causal_lower_right(query.shape[2], key.shape[2]),
+    )
+    key, value = (t if groups == 1 else t.repeat_interleave(groups, dim=1) for t in (key, value))
+    out = scaled_dot_product_attention(query, key, value, attn_mask=causal, scale=scaling)
+    return out.transpose(1, 2).contiguous()
 
 
 def _pays_in_blocks(query: Tensor, key: Tensor) -> bool:
@@ -246,19 +264,24 @@ def _repeated(mask: Tensor, groups: int, dtype: torch.dtype, most: int) -> Seque
     """Return what is added to the scores of grouped queries, in blocks of q ≤ `most` queries.
 
     Each block is (B or 1, 1, G·q, S'), where S' counts the keys up to its last query. The result is
-    kept for all layers; given a bool mask, sdpa would convert it again in every layer.
+    kept for all layers; given a bool mask, sdpa would convert it again in every layer. On other
+    devices than CPUs, the lines of a mask begin at multiples of `_ALIGNMENT` entries in memory;
+    CUDA's kernel would pad other masks in every layer.
     """
     queries, keys = mask.shape[2:]
+    room = keys if mask.device.type == "cpu" else -(-keys // _ALIGNMENT) * _ALIGNMENT
     form = groups, dtype, -(-queries // most)
     kept = _REPEATED.get(mask)
     if kept is None or kept[0] != form:
         added = mask
         if mask.dtype == torch.bool:
-            added = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+            added = mask.new_zeros((*mask.shape[:3], room), dtype=dtype)
+            added[..., :keys].masked_fill_(~mask, float("-inf"))
         parts, end, blocks = added.tensor_split(form[2], dim=2), keys - queries, list[Tensor]()
         for part in parts:
             end += part.shape[2]
-            blocks.append(part[..., :end].repeat(1, 1, groups, 1))
+            stored = part if end == keys else part[..., :end]
+            blocks.append(stored.repeat(1, 1, groups, 1)[..., :end])
         kept = _REPEATED[mask] = form, blocks
     return kept[1]
 
@@ -298,7 +321,7 @@ def _explicit(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if mask is None and queries > 1:
-        mask = torch.ones_like(scores[:1, :1], dtype=torch.bool).tril_()
+        mask = torch.ones_like(scores[:1, :1], dtype=torch.bool).tril_(key.shape[2] - queries)
     if mask is not None:
         floor = torch.finfo(scores.dtype).min
         scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, floor)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
-from draftsmith.model.attention import BLOCK, MOST_IN_BLOCKS, Packed
+from draftsmith.model.attention import BLOCK, MOST_GROUPED, MOST_IN_BLOCKS, Packed
 from draftsmith.model.devices import send
 from draftsmith.model.forward import Forward
 from draftsmith.model.masks import EVERYTHING, Span, visible
@@ -258,9 +258,13 @@ def _mask(span: Span, first: int, window: Window | None, device: torch.device) -
         return None  # the keys it reads begin at its window
     if window is not None and max(span.positions) < window.size:
         window = None
-    alike = not span.cached and window is None and span.draft.is_chain
-    if alike and not (BLOCK < span.width <= MOST_IN_BLOCKS and device.type == "cpu"):
-        # Causal kernels need no mask; `attention._in_blocks` does.
+    on_cpu = device.type == "cpu"
+    # Kernels for causal attention need no mask, but `attention._in_blocks` does. After cached keys,
+    # only a GPU has such kernels, and they pay for a part of a prompt.
+    in_blocks = on_cpu and BLOCK < span.width <= MOST_IN_BLOCKS
+    after_others = not on_cpu and span.width > MOST_GROUPED
+    alike = window is None and span.draft.is_chain
+    if alike and not in_blocks and (not span.cached or after_others):
         return None
     return send(visible(span, first, window), device)
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import shared, turns
+from benchmarks import gpu, shared, turns
+from benchmarks.gpu import checks
 from benchmarks.half_precision import difference
 from benchmarks.shared import Options, Results
 
@@ -28,8 +29,12 @@ import heads
 import tiny
 
 FOLDER = Path(shared.__file__).parent
+FILES = {
+    path.parent.name if path.stem == "__init__" else path.stem: path
+    for path in (*FOLDER.glob("*.py"), *FOLDER.glob("*/__init__.py"))
+}
 BENCHMARKS = sorted(
-    path.stem for path in FOLDER.glob("*.py") if "def parser(" in path.read_text(encoding="utf-8")
+    name for name, path in FILES.items() if "def parser(" in path.read_text(encoding="utf-8")
 )
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="processes cannot be stopped there")
 
@@ -95,8 +100,9 @@ def test_answers_that_differ_are_counted() -> None:
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_benchmark_is_short_and_says_how_it_is_run(name: str) -> None:
-    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    assert text.count("\n") <= 100
+    own = FILES[name]
+    for path in own.parent.glob("*.py") if own.stem == "__init__" else [own]:
+        assert path.read_text(encoding="utf-8").count("\n") <= 100, path.name
     module = importlib.import_module(f"benchmarks.{name}")
     assert f"    python -m benchmarks.{name}" in module.__doc__
     assert module.parser().name == name
@@ -261,6 +267,9 @@ TOYS: dict[str, tuple[str, list[str]]] = {
     "agents": ("--models MODEL --transformers /nowhere",
                ["| 2 | `none` |", "| 2 | `auto` |", ", float32, 2 turns",
                 "`transformers serve` | cannot run: there is no /nowhere"]),
+    "gpu": ("--widths 1 4", ["| toy, float32 | 8 of 8 | 8 of 8 | none |",
+                             "## toy, bfloat16: passes after 256 tokens", "| 4 |",
+                             "## toy: 2 of 2 answers", "| `auto` |", "| `hf:static` |"]),
     "live_smollm2": ("DATA -m MODEL --dtypes bfloat16",
                      ["| all | 7 |", "| mt_redundant, turn 2 | 1 |", "dictated answers"]),
     "head_quality": ("DATA -m MODEL", ["7 prompts, at most 6 nodes", "| no head |",
@@ -298,6 +307,25 @@ def test_a_benchmark_runs_and_goes_on(name: str, folder: Path, tmp_path: Path) -
     before = files()
     run(name, words)  # nothing is left to do
     assert files() == before
+
+
+def test_a_wrong_token_ends_the_benchmark_of_a_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "first_difference", lambda *_: 3)
+    words = ["--quick", "--device", "cpu", "--threads", "1", "-o", str(tmp_path)]
+    assert shared.run(gpu.parser(), gpu.measure, words)
+    said = (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert "| toy, float32 | 0 of 8 | 0 of 8 |" in said
+    assert said.endswith("The benchmark ends.**\n")
+
+
+def test_the_benchmark_of_a_device_keeps_its_time(tmp_path: Path) -> None:
+    words = ["--quick", "--device", "cpu", "--threads", "1", "--seconds", "0", "-o", str(tmp_path)]
+    assert not shared.run(gpu.parser(), gpu.measure, words)
+    said = (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert said.endswith("The 0 seconds are over; the same command goes on.\n")
+    assert "passes after" not in said
 
 
 SHARED = {

@@ -321,6 +321,13 @@ class Wrong:
         return replace(good, tokens=[*good.tokens[:3], good.tokens[3] ^ 1, *good.tokens[4:]])
 
 
+def test_transformers_static_cache_is_an_arm(model: LoadedModel) -> None:
+    rows = go(plan_of(model, "none", "hf:static"))
+    answers = [[r.output_ids for r in rows if r.arm == arm] for arm in ("none", "hf:static")]
+    assert answers[0] == answers[1]
+    assert {r.drafter for r in rows if r.arm == "hf:static"} == {"transformers.static()"}
+
+
 def test_where_an_answer_leaves_plain_decoding(model: LoadedModel) -> None:
     plan = plan_of(model, "none")
     rows = go(replace(plan, arms=[*plan.arms, Wrong(plan.arms[0])]))

@@ -41,6 +41,14 @@ class Generate:
 
 
 @dataclass(frozen=True)
+class Static(Generate):
+    """`model.generate` with a static cache, for which transformers compiles passes on a GPU."""
+
+    def options(self, model: LoadedModel) -> dict[str, Any]:  # noqa: ARG002
+        return {"cache_implementation": "static"}
+
+
+@dataclass(frozen=True)
 class PromptLookup(Generate):
     """transformers' prompt lookup, with the ten tokens that its author recommends."""
 
@@ -86,6 +94,7 @@ class Assisted(Generate):
 
 PEERS: dict[str, type[Generate]] = {
     "generate": Generate,
+    "static": Static,
     "prompt_lookup": PromptLookup,
     "assisted": Assisted,
 }

@@ -1,0 +1,59 @@
+"""The card, its driver, and the time that is left."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+from collections.abc import Iterator
+from time import perf_counter
+
+import torch
+
+from draftsmith.model import devices
+from draftsmith.model.measure import processor, versions
+
+ROOM = 1.5
+"""Memory that a model needs, in sizes of its weights, also while its dtype is changed."""
+
+
+def driver() -> str:
+    """Return the version of the card's driver, as far as a command reports it."""
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    if shutil.which(asked[0]) is None:
+        return "unknown"
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return done.stdout.strip().partition("\n")[0] or "unknown"
+
+
+def facts(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Yield what the figures depend on."""
+    on_cpu = args.device.type == "cpu"
+    yield "device", processor() if on_cpu else devices.name_of(args.device)
+    if not on_cpu:
+        runtime = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
+        found = [f"{name} {number}" for name, number in runtime.items() if number]
+        yield "driver", ", ".join([driver(), *found])
+    yield from versions().items()
+    sizes = ("shapes", "widths"), ("limit", "tokens", "runs", "mib")
+    words = [f"--{name} {' '.join(map(str, getattr(args, name)))}" for name in sizes[0]]
+    words += [f"--{name} {getattr(args, name)}" for name in sizes[1]]
+    data = [] if args.data is None else ["DATA"]
+    yield "command", " ".join(["python -m benchmarks.gpu", *data, *words])
+
+
+def fits(weights: int, device: torch.device) -> bool:
+    """Return whether a model with this many bytes of weights can be used on a device."""
+    memory = devices.own_memory(device)
+    return memory is None or ROOM * weights <= memory[1]
+
+
+def late(args: argparse.Namespace) -> bool:
+    """Return whether no measurement may begin any more."""
+    return perf_counter() > args.ends
+
+
+def wait(device: torch.device) -> None:
+    """Block until the device has finished."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

@@ -1,0 +1,93 @@
+"""Whether drafted decoding gives the tokens of plain decoding."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Generator
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.card import fits, late
+from benchmarks.gpu.models import Model
+from benchmarks.shared import random_ids, table
+from draftsmith import Engine
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context
+from draftsmith.model.agreement import first_difference, top_two_gap
+from draftsmith.testing import Scripted
+
+PROMPTS, TOKENS = 4, 32
+TIE = 1e-5
+"""Two logits that are closer than this count as equal in float32."""
+HEADS = ("drafted against plain", "recorded answers", "own answers", "near ties", "accepted")
+
+
+def script(answer: list[int], ctx: Context) -> Draft:
+    """Return a tree with a wrong branch and, after it, up to four right tokens."""
+    done = len(ctx.ids) - ctx.prompt_length
+    right = answer[done : done + min(4, ctx.budget - 1)]
+    if not right:
+        return Draft()
+    wrong = (right[0] + 1) % ctx.vocab_size
+    parents = (-1, -1, *range(1, len(right)))
+    return Draft((wrong, *right), parents, ("scripted",) * len(parents))
+
+
+def answers(model: Model, dtype: torch.dtype, recited: bool) -> dict[str, Any]:
+    """Return counts of answers with equal tokens, near ties and accepted tokens."""
+    loaded = model.loaded(dtype)
+    engine = Engine(loaded, prefixes=0)
+    options: dict[str, Any] = {"max_new_tokens": TOKENS, "temperature": 0}
+    equal = accepted = compared = 0
+    gaps = []
+    for seed in range(PROMPTS):
+        prompt = random_ids(40 + 7 * seed, seed)
+        if recited:
+            loaded.model.recite(prompt, random_ids(TOKENS, 100 + seed))
+        plain = engine.generate(prompt, drafter="none", **options).tokens
+        for drafter in (Scripted(partial(script, plain)), "auto"):
+            found = engine.generate(prompt, drafter=drafter, budget=8, **options)
+            if found.notices:
+                raise SystemExit(f"{model.shape}, {dtype}: {found.notices[0]}")
+            compared, accepted = compared + 1, accepted + found.stats.accepted
+            at = first_difference(plain, found.tokens)
+            equal += at is None
+            if at is not None and not recited:
+                gaps.append(top_two_gap(loaded, [*prompt, *plain[:at]]))
+    return {"compared": compared, "equal": equal, "gaps": gaps, "accepted": accepted}
+
+
+def compare(model: Model, args: argparse.Namespace) -> Generator[str, None, bool]:
+    """Yield the table of one shape; return whether tokens differ.
+
+    In float32, only ties may be decided differently. In bfloat16, passes of different widths round
+    differently, so recorded answers must be equal, and the other differences are counted.
+    """
+    rows, wrong = [], False
+    for dtype in (torch.float32, torch.bfloat16):
+        name = f"{model.shape}, {str(dtype).removeprefix('torch.')}"
+        if not fits(model.bytes(dtype), args.device):
+            rows.append([name, "does not fit", "", "", ""])
+            continue
+        found = []
+        for recited in (True, False):
+            if late(args) and args.results.known("check", [name, recited], **args.how) is None:
+                break
+            found.append(args.results.recall("check", [name, recited],
+                         partial(answers, model, dtype, recited), **args.how))  # fmt: skip
+        if len(found) < 2:
+            break
+        said, own = found
+        ties = [gap for gap in own["gaps"] if dtype != torch.float32 or gap < TIE]
+        wrong |= said["equal"] < said["compared"] or len(ties) < len(own["gaps"])
+        wrong |= not said["accepted"]
+        equal = [f"{one['equal']} of {one['compared']}" for one in found]
+        rows.append([name, *equal, f"gap ≤ {max(ties):.2g}" if ties else "none",
+                     f"{said['accepted'] + own['accepted']}"])  # fmt: skip
+    if rows:
+        yield table(HEADS, rows)
+    if wrong:
+        yield "**Drafted decoding gives other tokens than plain decoding. The benchmark ends.**"
+    return wrong

@@ -1,0 +1,51 @@
+"""Bandwidth of the device's memory, and milliseconds of a pass by its width."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+
+from benchmarks.gpu.card import late, wait
+from benchmarks.gpu.models import Model
+from benchmarks.shared import table, timed
+from draftsmith.model.measure import pass_cost
+
+DTYPE = torch.bfloat16
+CONTEXT = 256
+HEADS = ("tokens of a pass", "ms", "over one token", "over reading the weights")
+
+
+def bandwidth(args: argparse.Namespace) -> float:
+    """Return the bytes per second that a copy on the device reads and writes."""
+    source = torch.ones(args.mib << 20, dtype=torch.uint8, device=args.device)
+    target = torch.empty_like(source)
+
+    def copy() -> None:
+        target.copy_(source)
+        wait(args.device)
+
+    return 2 * source.nbytes / median(timed([copy], args.runs)[0])
+
+
+def curve(model: Model, speed: float, args: argparse.Namespace) -> Iterator[str]:
+    """Yield the cost of steps of our loop without drafters, by the width of their pass."""
+
+    def measured() -> dict[str, float]:
+        widths = pass_cost(model.loaded(DTYPE), args.widths, CONTEXT, args.runs)
+        return {f"{width}": seconds for width, seconds in widths.items()}
+
+    key, how = [model.shape, args.widths, CONTEXT], {"runs": args.runs, **args.how}
+    if late(args) and args.results.known("passes", key, **how) is None:
+        return
+    found = args.results.recall("passes", key, measured, **how)
+    size = model.bytes(DTYPE)
+    least, one = size / speed, found[min(found, key=int)]
+    rows = [[width, f"{1e3 * seconds:.2f}", f"{seconds / one:.2f}×", f"{seconds / least:.2f}×"]
+            for width, seconds in found.items()]  # fmt: skip
+    yield (
+        f"## {model.shape}, bfloat16: passes after {CONTEXT} tokens\n\n{table(HEADS, rows)}\n\n"
+        f"A pass reads {size / 1e9:.2f} GB of weights: {1e3 * least:.2f} ms at this bandwidth."
+    )
