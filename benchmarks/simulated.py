@@ -1,0 +1,110 @@
+"""A trained head that is simulated: it knows an answer, and is wrong as often as it should be."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftsmith.core.draft import ROOT
+from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.drafters.auto import AutoState
+from draftsmith.drafters.auto_head import HeadRows
+from draftsmith.drafters.logit_rows import ROW, TOP, WHOLE
+from draftsmith.drafters.mixer_prior import prior
+from draftsmith.drafters.tree_search import LARGEST
+from draftsmith.lab.bench.generations import Generation
+
+BEST = 64
+"""Tokens that the noise may bring to the top."""
+
+
+class Plain(NamedTuple):
+    """A plain answer, with the model's logits and the noise of a head at each of its places."""
+
+    row: Generation
+    logits: Tensor
+    noise: Tensor
+
+    @classmethod
+    def of(cls, row: Generation, model: Any) -> Plain:
+        ids, start = torch.tensor([[*row.prompt_ids, *row.output_ids]]), len(row.prompt_ids)
+        with torch.inference_mode():
+            logits = model(ids).logits[0, start - 1 : -1]
+        generator = torch.Generator().manual_seed(start)
+        return cls(row, logits, torch.randn((len(logits), BEST), generator=generator))
+
+
+class Simulated:
+    """What `HeadRows` asks, in place of a bound head: it knows an answer in part."""
+
+    config, chain, lock = SimpleNamespace(depth=6), False, nullcontext()
+
+    def __init__(self, answer: list[int], rows: Any) -> None:
+        self.answer, self.rows, self.passes = answer, rows, 0
+
+    def begin(self, ctx: Context) -> int:
+        """Return how many nodes it can be asked about after this text."""
+        self.done, self.paths = len(ctx.ids) - ctx.prompt_length, list[list[int]]()
+        return LARGEST
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def ask(self, _: Any, questions: Any) -> list[list[int]]:
+        """Return the place in the answer whose row is given, for each node."""
+        self.passes += 1
+        above = lambda parent: [] if parent == ROOT else self.paths[parent]  # noqa: E731
+        new = [[*above(parent), token] for token, parent in questions[0]]
+        self.paths += new
+        return [[self._place(path) for path in new or [[]]]]
+
+    def _place(self, path: list[int]) -> int:
+        place = self.done + len(path)
+        right = self.answer[self.done : place] == path and place < len(self.answer)
+        return place if right else sum(path) % len(self.answer)
+
+    def likeliest(self, places: list[int], _: int) -> tuple[Any, Any]:
+        """Return the tokens and probabilities of these places."""
+        rows = self.rows[places]
+        return torch.tensor(rows["tokens"]), torch.tensor(rows["probs"]) / WHOLE
+
+
+class WithHead(Drafter):
+    """`auto` with a simulated head."""
+
+    name = "auto"
+
+    def __init__(self, auto: Any, head: Simulated) -> None:
+        self.auto, self.head = auto, HeadRows(cast("Any", head))
+        self.head.entries = cast("Any", head)
+
+    def open(self, ctx: Context) -> DrafterState:
+        state = AutoState(prior(1), bigrams=self.auto.bigrams, head=self.head)
+        state.take(ctx)
+        state.read()
+        return state
+
+
+def noisy(logits: Tensor, noise: Tensor, strength: float) -> tuple[Any, float]:
+    """Return the rows, (n,) ROW, of a head of a noise, and how often its best token is right."""
+    probs, ids = logits.softmax(-1).topk(BEST)
+    changed = probs.log() + strength * noise
+    rest = (1 - probs.sum(-1, keepdim=True)).clamp_min(1e-6).log()  # all others, without noise
+    found, places = torch.cat([changed, rest], -1).softmax(-1)[:, :-1].topk(TOP)
+    rows = np.zeros(len(found), ROW)
+    rows["tokens"], rows["probs"] = ids.gather(-1, places), found * WHOLE
+    return rows, float((places[:, 0] == 0).float().mean())
+
+
+def strength_for(share: float, logits: Tensor, noise: Tensor) -> float:
+    """Return the noise with which a head is right in this share of the places."""
+    low, high = 0.0, 64.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if noisy(logits, noise, middle)[1] > share else (low, middle)
+    return low
