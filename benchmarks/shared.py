@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -29,7 +32,7 @@ from draftsmith.lab.bench.settings import settings
 from draftsmith.lab.bench.suites import read, sample
 from draftsmith.lab.bench.summary import Interval, interval, paces, speed_ratio
 from draftsmith.lab.lines import Finished
-from draftsmith.model.measure import processor, versions
+from draftsmith.model.measure import memory_bytes, versions
 from draftsmith.storage import write_text
 from draftsmith.text.tokenizer import encode, render_chat
 
@@ -78,6 +81,13 @@ class Options(argparse.ArgumentParser):
         action = self.add_argument(flag, type=more.pop("type", int), help=text, **more)
         self._sizes[action.dest] = full, quick
 
+    def command(self, words: Sequence[str] | None = None) -> str:
+        """Return the command as typed, without the folders of the machine that runs it."""
+        data = str(getattr(self.parse_args(words), "data", None))
+        given = sys.argv[1:] if words is None else words
+        typed = ["DATA" if word == data else re.sub(r"(^|=)/.*/", r"\1", word) for word in given]
+        return shlex.join(["python", "-m", f"benchmarks.{self.name}", *typed])
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Fill in the sizes that were not given."""
         found, rest = super().parse_known_args(args, namespace)
@@ -107,7 +117,7 @@ def run(
     known = {"threads": args.threads, "machine": machine(), **versions()}
     args.name = options.name
     args.results = Results(args.output / f"{options.name}.jsonl", **known)
-    blocks, found = [setup()], benchmark(args)
+    blocks, found = [origin(options.command(words))], benchmark(args)
     print(blocks[0], flush=True)
     while True:
         try:
@@ -115,14 +125,20 @@ def run(
         except StopIteration as ended:
             return bool(ended.value)
         print(f"\n{blocks[-1]}", flush=True)
-        write_text(args.output / f"{args.name}.md", "\n\n".join(blocks) + "\n")
+        page = "\n\n".join([f"# {args.name}", *blocks]) + "\n"
+        write_text(args.output / f"{args.name}.md", page)
 
 
-def setup() -> str:
-    """Return the line above all figures: processor, threads, versions, time."""
+def origin(command: str) -> str:
+    """Return the lines above all figures: command, machine, versions, date."""
+    memory = memory_bytes(torch.device("cpu"))
+    where = [machine(), f"{torch.get_num_threads()} threads of {os.cpu_count()} cores"]
+    where += [f"{memory / 2**30:.0f} GiB"] if memory else []
     known = ", ".join(f"{name} {number}" for name, number in versions().items())
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
-    return f"{processor()}, {torch.get_num_threads()} threads, {known}, {when} UTC."
+    lines = {"Command": f"`{command}`", "Machine": ", ".join(where), "Versions": known,
+             "Date": f"{when} UTC"}  # fmt: skip
+    return "\n".join(f"- {name}: {value}" for name, value in lines.items())
 
 
 def draftsmith(*words: object) -> None:

@@ -14,6 +14,8 @@ import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from statistics import harmonic_mean, mean
 
@@ -26,6 +28,7 @@ from draftsmith.drafters.context_index import ContextIndex, new_index
 from draftsmith.drafters.mixer import Mixer
 from draftsmith.drafters.mixer_prior import adaptable
 from draftsmith.drafters.tree_search import LARGEST
+from draftsmith.lab.bench.machine import machine
 from draftsmith.lab.bench.replay import ReplayBudget, replay
 from draftsmith.lab.bench.report import table
 
@@ -117,7 +120,11 @@ def main() -> None:
         for picked, part in ((False, "rest"), (True, "picked")):
             how = {"memory": indexes == 2, "picked": picked}
             arms[f"{name}, {part}"] = judge(data, priors, COSTS[name, part], **how)
-    text = columns(arms) + "\n"
+    command = "python recipes/auto/evaluate.py DATA -o benchmarks/results"
+    head = ["# auto_columns\n", f"- Command: `{command}`", f"- Machine: {machine()}",
+            f"- Versions: draftsmith {version('draftsmith')}",
+            f"- Date: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n"]  # fmt: skip
+    text = "\n".join([*head, columns(arms), ""])
     print(text)
     if options.output:
         (options.output / "auto_columns.md").write_text(text, encoding="utf-8")

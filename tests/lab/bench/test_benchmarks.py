@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import importlib
 import json
 import lzma
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from benchmarks import gpu, shared, turns
 from benchmarks.gpu import checks
 from benchmarks.half_precision import difference
@@ -83,6 +86,41 @@ def test_a_promise_is_broken_by_the_upper_end_of_its_interval(tmp_path: Path) ->
         ("slow", "**broken**"), ("fast", "kept"), ("free", ""),
     ]  # fmt: skip
     assert not shared.promised(results, "", [fast])[1]
+
+
+def blocks(args: argparse.Namespace) -> Iterator[str]:
+    args.name += ".two"
+    yield from ("first", "second")
+
+
+def test_a_page_of_results_names_its_command_machine_and_date(tmp_path: Path) -> None:
+    options = Options("x", "What.", data="needed")
+    options.add_argument("--server", default="")
+    words = [f"{tmp_path}/texts", "--quick", "--threads", "1", f"--server={tmp_path}/bin/a server"]
+    shared.run(options, blocks, [*words, "-o", f"{tmp_path}/out"])
+    title, known, *rest = (tmp_path / "out" / "x.two.md").read_text(encoding="utf-8").split("\n\n")
+    assert (title, rest) == ("# x.two", ["first", "second\n"])
+    lines = dict(line.removeprefix("- ").split(": ", 1) for line in known.splitlines())
+    assert lines["Command"] == (
+        "`python -m benchmarks.x DATA --quick --threads 1 '--server=a server' -o out`"
+    )
+    assert f"{shared.machine()}, 1 threads of {os.cpu_count()} cores" in lines["Machine"]
+    assert f"torch {torch.__version__}" in lines["Versions"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", lines["Date"])
+
+
+@pytest.mark.parametrize("page", sorted(FOLDER.glob("results/*.md")), ids=lambda page: page.stem)
+def test_kept_results_name_a_command_that_can_be_given(page: Path) -> None:
+    head = page.read_text(encoding="utf-8").partition("\n|")[0]
+    assert head.startswith(f"# {page.stem}\n\n- Command: `python ")
+    for name in ("Machine", "Date"):
+        assert re.search(rf"^- {name}: \S", head, re.MULTILINE), f"{page.name} names no {name}"
+    for line in re.findall(r"`(python [^`]+)`", head):
+        _, module, *words = shlex.split(line.replace(" -m ", " "))
+        if module.startswith("benchmarks."):
+            importlib.import_module(module).parser().parse_args(words)
+        else:
+            assert (FOLDER.parent / module).is_file()
 
 
 def test_arms_take_turns() -> None:
