@@ -2,21 +2,20 @@
 
     python -m benchmarks.live_smollm2 DATA               # 50 minutes on two quiet cores
     python -m benchmarks.live_smollm2 DATA --as-loaded   # compared with layers as loaded
-    python -m benchmarks.live_smollm2 DATA --head HEAD   # a trained head, alone and in `auto`
+    python -m benchmarks.live_smollm2 DATA --head HEAD   # a trained head (`recipes/eagle3`)
 
 Prompts of ten kinds, greedy, every arm in turn in one process: plain decoding, `model.generate`,
 its prompt lookup at its best setting (`benchmarks/lookup.py`), and `auto` without and with
-`draftsmith tune auto`. All arms share one model with laid-out linear layers. With --as-loaded only
-those of `auto` are laid out, and prompt lookup is the other arm. With --head the arms are plain
-decoding, prompt lookup, tuned `auto`, `eagle3`, and `auto` with the head (`recipes/eagle3` trains
-one). In bfloat16, where the width of a pass changes its rounding, every arm must give plain's
-answers (*dictated*). The tables show tokens per second and tokens per pass.
+`draftsmith tune auto`, over one model with laid-out linear layers. With --as-loaded only those of
+`auto` are laid out. In bfloat16, where the width of a pass changes its rounding, every arm must
+give plain's answers (*dictated*).
 """
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -33,17 +32,17 @@ from draftsmith.lab.bench.summary import Section, sections
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 
-LOOKUP, AS_LOADED = "hf:prompt_lookup({})", "tokens=7,ngram=4"
-"""transformers' prompt lookup, and its best setting on layers as loaded."""
+LOOKUP = "hf:prompt_lookup({})"
+AS_LOADED = LOOKUP.format("tokens=7,ngram=4")
+"""The best setting of transformers' prompt lookup on layers as loaded."""
 
 
 def parser() -> Options:
     made = Options("live_smollm2", __doc__, data="needed")
     made.add_argument("-m", "--model", default="smollm2")
     made.add_argument("--dtypes", nargs="+", help="default: those that the processor computes in")
-    compared = made.add_mutually_exclusive_group()
-    compared.add_argument("--as-loaded", action="store_true", help="lookup on layers as loaded")
-    compared.add_argument("--head", help="folder of an EAGLE-3 head")
+    made.add_argument("--as-loaded", action="store_true", help="lookup on the layers as loaded")
+    made.add_argument("--head", help="folder of an EAGLE-3 head")
     made.add_size("--limit", 5, 1, "conversations of each kind")
     made.add_size("--max-new-tokens", 160, 8, "most tokens of an answer")
     return made
@@ -53,16 +52,12 @@ def arms(model: LoadedModel, plain: Path, args: argparse.Namespace) -> list[Arm]
     """Return the arms; the first is the baseline."""
     if args.as_loaded:
         theirs = load(args.model, dtype=model.dtype_name, prepack=False)
-        lookup = parse_arm(LOOKUP.format(AS_LOADED))
-        return [*build(theirs, [lookup]), *build(model, [parse_arm("auto")])]
+        return [*build(theirs, [parse_arm(AS_LOADED)]), *build(model, [parse_arm("auto")])]
     file = args.output / f"cost.{model.dtype_name}.json"
     cost = measured_cost(args.model, model.dtype_name, args.threads, file, args.quick)
-    best = LOOKUP.format(fastest(plain, cost))
-    names = ["none", "hf:generate", best, "auto(tuned=False)", "auto"]
-    if args.head:
-        head = f"eagle3(model={args.head})"
-        names = ["none", best, "auto", head, f"auto(head={head})"]
-    return build(model, [parse_arm(name) for name in names])
+    best, head = LOOKUP.format(fastest(plain, cost)), f"eagle3(model={args.head})"
+    rest = [head, f"auto(head={head})"] if args.head else ["hf:generate", "auto(tuned=False)"]
+    return build(model, [parse_arm(name) for name in ("none", best, "auto", *rest)])
 
 
 def by_kind(section: Section) -> str:
@@ -80,11 +75,9 @@ def by_kind(section: Section) -> str:
                      f"{first.tokens_per_second.value:.1f}", *speeds, *passes,
                      "; ".join(same(arm, own=False) for arm in rest)])  # fmt: skip
     lines = [f"- {name}: {value}" for name, value in facts(section)]
-    [lookup] = [name for name in names if "prompt_lookup" in name]
-    for name in (name for name in names if name.startswith("auto")):
-        lines.append(f"- {name} over prompt lookup: {shared.over(section.rows, name, lookup)}")
-        if name.startswith("auto(head"):
-            lines.append(f"- {name} over auto: {shared.over(section.rows, name, 'auto')}")
+    own, others = [[n for n in names if n.startswith(kind)] for kind in ("auto", ("hf:p", "auto"))]
+    lines += [f"- {a} over {b}: {shared.over(section.rows, a, b)}"
+              for a, b in product(own, others) if a != b]  # fmt: skip
     return "\n".join([f"## {section.title}\n", *lines, "", table(heads, rows)])
 
 
@@ -98,11 +91,9 @@ def measure(args: argparse.Namespace) -> Blocks:
         asked, how = shared.live(args.data, args.limit), {"max_new_tokens": args.max_new_tokens}
         plan = RunPlan(model, build(model, [parse_arm("none")]), asked, SamplingParams(), **how)
         plain = shared.answers(args.output, f"live_smollm2.{dtype}.plain", plan).path
-        plan = replace(plan, arms=arms(model, plain, args))
-        if dtype != "float32":
-            plan = replace(plan, records=read(plain).records, dictate=True)
-        [section] = sections([shared.answers(args.output, f"{args.name}.{dtype}", plan).rows])
-        yield by_kind(section)
+        more = {} if dtype == "float32" else {"records": read(plain).records, "dictate": True}
+        plan = replace(plan, arms=arms(model, plain, args), **more)
+        yield by_kind(*sections([shared.answers(args.output, f"{args.name}.{dtype}", plan).rows]))
 
 
 if __name__ == "__main__":
