@@ -146,6 +146,21 @@ def test_every_benchmark_prints_something_that_a_page_shows() -> None:
             assert f"benchmarks.{name}" in shown, f"no page has a command of {name}"
 
 
+FIGURES = re.compile(r"\d\.\d+ \[\d|results/\w[\w.]*\.md\)|\| (?:tokens per|speed-up) ")
+"""An interval, a link to a table of results, or a column of counts."""
+MADE_BY = re.compile(r"python -m benchmarks\.\w|python recipes/|draftsmith (?:bench|tune) ")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_measured_figures_name_their_command_and_date(page: Path) -> None:
+    """In every section that has such figures."""
+    for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.M):
+        if found := FIGURES.search(section):
+            where = f"{page.name}, {section.splitlines()[0]}: {found[0]}"
+            assert MADE_BY.search(section), f"{where} has no command"
+            assert re.search(r"20\d\d-\d\d-\d\d", section), f"{where} has no date"
+
+
 QUOTED = re.compile(r"```python\n# ([a-z0-9_/]+\.py): ([\w.]+)\n(.*?)\n```", re.S)
 
 
