@@ -141,6 +141,18 @@ def test_what_needs_no_model_imports_no_torch(args: list[str]) -> None:
     assert done.stdout.strip().endswith("[]")
 
 
+def test_the_list_of_drafters_imports_no_transformers() -> None:
+    code = (
+        "import sys; from draftsmith.cli import main\n"
+        "try: main(['drafters'])\n"
+        "except SystemExit: pass\n"
+        "print('transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "draft_model" in done.stdout
+    assert done.stdout.endswith("False\n")
+
+
 def test_the_list_of_commands_imports_none_of_them() -> None:
     code = (
         "import sys; from draftsmith.cli import main\n"

@@ -15,9 +15,6 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters.trained_head import BoundHead, HeadDrafter
 from draftsmith.errors import LoadError
-from draftsmith.model.heads import eagle3_files
-from draftsmith.model.heads.eagle3 import build, usual_layers
-from draftsmith.model.heads.head import embeddings_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,6 +40,10 @@ class Eagle3(HeadDrafter):
 
     def bind(self, model: ModelFacts) -> Drafter:
         """Read the head; raises LoadError or UnsupportedError where it does not fit the model."""
+        from draftsmith.model.heads import eagle3_files
+        from draftsmith.model.heads.eagle3 import build, usual_layers
+        from draftsmith.model.heads.head import embeddings_of
+
         files = eagle3_files.read(str(self.model))
         ids = eagle3_files.target_ids(files.tensors, model.vocab_size, self.model)
         layers = files.layer_ids or usual_layers(model.layers)

@@ -13,9 +13,6 @@ from draftsmith.core.drafter import Drafter
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters.trained_head import BoundHead, HeadDrafter
 from draftsmith.errors import UnsupportedError
-from draftsmith.model.forward import unwrapped
-from draftsmith.model.heads.head import embeddings_of
-from draftsmith.model.heads.mtp import FinalNorm, read
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,6 +39,10 @@ class MTP(HeadDrafter):
 
     def bind(self, model: ModelFacts) -> Drafter:
         """Read the head; raises LoadError or UnsupportedError where the checkpoint has none."""
+        from draftsmith.model.forward import unwrapped
+        from draftsmith.model.heads.head import embeddings_of
+        from draftsmith.model.heads.mtp import FinalNorm, read
+
         embeddings = embeddings_of(model, self.name)
         if not model.name:
             raise UnsupportedError(

@@ -16,7 +16,7 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import accumulate, islice
 from operator import mul
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -28,8 +28,10 @@ from draftsmith.core.tree import Continuation, merge
 from draftsmith.drafters.longest_match import Frequency
 from draftsmith.drafters.options import at_least
 from draftsmith.errors import DrafterError, OptionError, UnsupportedError
-from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.values import is_number, token_ids
+
+if TYPE_CHECKING:
+    from draftsmith.model.adaptive import AdaptiveTokens
 
 CANDIDATES = 10
 """Candidates at each depth of a tree: the paper's top-k."""
@@ -123,6 +125,8 @@ class SDSAT(Drafter):
         """
         if self.taught is not None:
             return self
+        from draftsmith.model.adaptive import AdaptiveTokens
+
         taught = AdaptiveTokens.load(model.name) if model.name else None
         if taught is None:
             raise UnsupportedError(

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from statistics import median
 from time import perf_counter
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -32,8 +32,10 @@ from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.target import REST, ModelFacts, Needs
 from draftsmith.drafters.options import at_least, switches
 from draftsmith.errors import UnsupportedError
-from draftsmith.model.heads.head import Head, runner_of
-from draftsmith.model.runner import Runner
+
+if TYPE_CHECKING:
+    from draftsmith.model.heads.head import Head
+    from draftsmith.model.runner import Runner
 
 CANDIDATES = 8
 """Tokens that may follow a node: more are hardly ever worth a place in a tree."""
@@ -69,6 +71,8 @@ class BoundHead(Drafter):
     ) -> BoundHead:
         """`packs`: whether its attention can be ours, so that trees of all sequences share its
         passes; else it drafts chains, one sequence after the other."""
+        from draftsmith.model.heads.head import runner_of
+
         runner = runner_of(head, packs)
         return cls(config, head, needs, runner, not packs or model.shape != "tree")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from draftsmith import builtin
 from draftsmith.core.drafter import Context, Drafter, DrafterState
@@ -23,12 +23,12 @@ from draftsmith.drafters.draft_model.translation import Pair, Translation
 from draftsmith.drafters.longest_match import LongestMatch
 from draftsmith.drafters.options import at_least, one_of, switches, within
 from draftsmith.errors import OptionError, UnsupportedError
-from draftsmith.model.load import load
-from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.runner import Runner
 from draftsmith.text.comparison import Comparison, Usage
 from draftsmith.text.tokenizer import opening
 from draftsmith.text.vocab import Intersection, Vocabulary, intersect
+
+if TYPE_CHECKING:
+    from draftsmith.model.loaded import LoadedModel
 
 Algorithm = Literal["auto", "standard", "union", "tli", "slem", "slrs"]
 
@@ -100,6 +100,9 @@ class DraftModel(Drafter):
 
         Raises LoadError, OptionError or UnsupportedError if the models do not fit together.
         """
+        from draftsmith.model.load import load
+        from draftsmith.model.runner import Runner
+
         unplaced = self.device is None and isinstance(self.model, str | Path)
         device = model.device if unplaced else self.device
         loaded = load(self.model, self.tokenizer, self.dtype, device, prepack=True)
