@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftsmith.core.draft import Draft
-from draftsmith.core.sampling import argmax
 from draftsmith.core.sequence import Sequence
 from draftsmith.core.target import Highest, RowOutput
 
@@ -35,15 +35,27 @@ def read(
 ) -> list[RowOutput]:
     """Return the outputs of a pass with what the step and its drafters need on the host.
 
-    On a CPU `highest` stays None: a drafter reads logits there when it needs them.
+    On a CPU `highest` stays None: a drafter reads logits there when it needs them. Choices that the
+    target has computed are replaced if a sequence bans ids, and dropped if it processes logits.
     """
-    found = list(outputs)
+    found = [_own(*one) for one in zip(sequences, drafts, outputs, strict=True)]
     unread = [i for i, o in enumerate(outputs) if o.finite and o.choices is None and len(o.logits)]
     rows = [(sequences[i], drafts[i], outputs[i].logits) for i in unread]
     on_cpu = all(logits.device.type == "cpu" for _, _, logits in rows)
     for i, (sound, choices, best) in zip(unread, (_here if on_cpu else _copied)(rows), strict=True):
         found[i] = replace(outputs[i], finite=sound, choices=choices, highest=best)
     return found
+
+
+def _own(sequence: Sequence, draft: Draft, output: RowOutput) -> RowOutput:
+    """Return an output with the choices of the sequence's own distribution, if it has choices."""
+    distribution = sequence.distribution
+    if output.choices is None or (distribution.picks_best and not distribution.banned):
+        return output
+    choices = None
+    if output.finite and distribution.picks_best:
+        choices = distribution.best(output.logits[: 1 + draft.size]).tolist()
+    return replace(output, choices=choices)
 
 
 def _here(rows: abc.Sequence[_Row]) -> list[_Read]:
@@ -63,24 +75,38 @@ def _here(rows: abc.Sequence[_Row]) -> list[_Read]:
 
 def _copied(rows: abc.Sequence[_Row]) -> list[_Read]:
     """Read logits that are on an accelerator, with one copy to the host."""
-    every = [logits for _, _, logits in rows]
-    logits = torch.cat(every)
-    values, ids = highest(logits)
+    logits = torch.cat([logits for _, _, logits in rows])
     allowed = logits
     if any(sequence.distribution.banned for sequence, _, _ in rows):
         allowed = torch.cat([s.distribution.allowed(one) for s, _, one in rows])
-    flags = torch.stack([finite(every).int(), argmax(allowed).int()], dim=1)
-    bits = values.float().view(torch.int32)  # some devices have no float64
-    numbers = torch.cat([flags, ids.int(), bits], dim=1).cpu().numpy()
+    numbers = summary(logits, allowed).cpu()
     found: list[_Read] = []
     for sequence, draft, one in rows:
         own, numbers = numbers[: len(one)], numbers[len(one) :]
-        k = ids.shape[1]
-        best = Highest(own[:, 2 + k :].view("f4"), own[:, 2 : 2 + k])
-        usable = not draft or bool(own[:, 0].all())
+        usable, choices, best = unpacked(own, draft)
         picks = usable and sequence.distribution.picks_best
-        found.append((usable, own[: 1 + draft.size, 1].tolist() if picks else None, best))
+        found.append((usable, choices if picks else None, best))
     return found
+
+
+def summary(logits: Tensor, allowed: Tensor) -> Tensor:
+    """Return numbers (N, 2 + 2k), int32: all that `unpacked` reads of (N, V) logits.
+
+    They are a finite flag, the arg-max of `allowed`, and ids and values of the highest logits.
+    """
+    values, ids = highest(logits)
+    flags = torch.stack([finite([logits]).int(), allowed.argmax(-1).int()], dim=1)
+    bits = values.float().view(torch.int32)  # some devices have no float64
+    return torch.cat([flags, ids.int(), bits], dim=1)
+
+
+def unpacked(numbers: Tensor, draft: Draft) -> tuple[bool, list[int], Highest]:
+    """Return finite flag, choices and highest logits of one row, from a `summary` on the host."""
+    own: Any = numbers.numpy()
+    k = own.shape[1] // 2 - 1
+    best = Highest(own[:, 2 + k :].view("f4"), own[:, 2 : 2 + k])
+    usable = not draft or bool(own[:, 0].all())
+    return usable, own[: 1 + draft.size, 1].tolist(), best
 
 
 def finite(logits: abc.Sequence[Tensor]) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, SupportsIndex, TypedDict, Unpack
+from typing import Any, SupportsIndex, TypedDict, Unpack, get_args
 from weakref import finalize
 
 import torch
@@ -26,11 +26,12 @@ from draftsmith.engine.request import BudgetSpec, Drafting, Options, Request
 from draftsmith.engine.resources import Resources
 from draftsmith.engine.sequence import partial_results, raise_failures
 from draftsmith.engine.thread import EngineThread, Handle
-from draftsmith.errors import OptionError
+from draftsmith.errors import OptionError, UnknownName
 from draftsmith.model import generation_config
 from draftsmith.model.exact.find import exactly
 from draftsmith.model.load import LOADING_HINTS, load
-from draftsmith.model.loaded import LoadedModel, last_part
+from draftsmith.model.loaded import LoadedModel, Store, last_part
+from draftsmith.model.probe import with_store
 from draftsmith.text.tokenizer import as_batch
 from draftsmith.values import known_options, number, shown, switch
 
@@ -56,6 +57,7 @@ class EngineOptions(TypedDict, total=False):
     trust_remote_code: bool
     prepack: bool
     exact: bool
+    store: str | None
 
 
 _INSTEAD = (
@@ -102,6 +104,7 @@ class Engine:
         trust_remote_code: bool = False,
         prepack: bool = True,
         exact: bool = False,
+        store: str | None = None,
     ) -> None:
         """Load a model, or use one that is loaded.
 
@@ -121,6 +124,8 @@ class Engine:
         `model.prepacked` lists them.
         `exact`: compute every token in the same way in any pass, so that answers equal those of
         plain decoding to the bit, in half precision, too (docs/exact.md).
+        `store`: "packed" or "static", where keys and values are kept; None: as the model was
+        loaded. With "static", passes can be CUDA graphs (docs/gpu.md).
         `dtype`, `device`, `device_map`, `revision` and `trust_remote_code` are options of `load`,
         for a model that is loaded here.
 
@@ -133,6 +138,10 @@ class Engine:
         prefixes = number("prefixes", prefixes, int, least=0)
         answers = number("answers", answers, int, least=0, note="(bytes)")
         prepack, exact = switch("prepack", prepack), switch("exact", exact)
+        if store is not None and store not in get_args(Store):
+            raise UnknownName("store", shown(store), get_args(Store))
+        if exact and store == "static":
+            raise OptionError("exact=True has a store of its own; leave store out")
         trust_remote_code = switch("trust_remote_code", trust_remote_code)
         if memory is not None:
             memory = number("memory", memory, int, least=1, note="(bytes)")
@@ -153,6 +162,8 @@ class Engine:
             if exact and device is None and device_map is None and isinstance(model, str | Path):
                 places = dtype, "cpu", None  # exact passes exist on the CPU only
             model = load(model, tokenizer, *places, trust_remote_code, revision, prepack)
+        if store is not None and store != model.store:
+            model = with_store(model, store)
         if exact and model.exact is None:
             model = exactly(model)
         self.model: LoadedModel = model

@@ -76,16 +76,31 @@ class Forward:
         if self._growing:
             forget(self._growing, 1 + max(map(max, positions)))
         both = send([tokens, positions], self.device)
-        options: dict[str, Any] = {"input_ids": both[0], "use_cache": cache is not False}
+        return self.compute(both[0], both[1], mask, cache, last, taps)
+
+    def compute(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Tensor | dict[str, Tensor] | None,
+        cache: Any,
+        last: int | Sequence[int] | Tensor,
+        taps: Recorder | None = None,
+    ) -> Any:
+        """Return the output for tokens and positions (B, Q) on the model's device.
+
+        Copies nothing from the host. The caller must know that rotary angles do not grow.
+        """
+        options: dict[str, Any] = {"input_ids": tokens, "use_cache": cache is not False}
         if cache is not None and cache is not False:
             options[self._cache] = cache
         if mask is not None:
             options["attention_mask"] = mask
         if self._positions:
-            options["position_ids"] = both[1]
+            options["position_ids"] = positions
         if self._cache_position and len(tokens) == 1:
             # Transformers 4 scales some layers by it, and its default counts slots, not positions.
-            options["cache_position"] = both[1, 0]
+            options["cache_position"] = positions[0]
         if self._keep is not None:
             options[self._keep] = last
         if taps is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
@@ -19,13 +19,13 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from draftsmith import builtin
-from draftsmith.errors import LoadError, OptionError, UnsupportedError, first_line
+from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedError, first_line
 from draftsmith.model import devices, gguf
 from draftsmith.model import prepack as prepacking
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.dtype import widen
-from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.probe import probe
+from draftsmith.model.loaded import LoadedModel, Store
+from draftsmith.model.probe import probe, with_store
 from draftsmith.values import known_options, shown
 
 _UNTESTED = Capabilities("plain", "eager", "none")
@@ -58,6 +58,7 @@ def load(
     trust_remote_code: bool = False,
     revision: str | None = None,
     prepack: bool = False,
+    store: str = "packed",
 ) -> LoadedModel:
     """Load a causal language model and test how it can be run.
 
@@ -68,11 +69,15 @@ def load(
     `dtype` defaults to the checkpoint's, or to float32 on a CPU that does not compute in the
     checkpoint's dtype (`model.dtype`). "auto" is the checkpoint's on every machine. `device`
     defaults to `devices.usual`, the machine's accelerator if it has one. `prepack` lays out the
-    linear layers of a model that is read here for this CPU (`model.prepack`).
+    linear layers of a model that is read here for this CPU (`model.prepack`). `store="static"`
+    gives passes fixed shapes, so that they can be CUDA graphs (`model.static`); a model that cannot
+    have them keeps the store "packed", and its capabilities name the reason.
 
     Raises LoadError if something is missing, UnsupportedError if the model cannot generate text
     left to right, OptionError for options that do not apply to a live model.
     """
+    if store not in get_args(Store):
+        raise UnknownName("store", store, get_args(Store))
     packed = widened = None
     if isinstance(model, str | Path) and device is None and device_map is None:
         device = devices.usual()
@@ -103,7 +108,8 @@ def load(
             f"{shown(tokenizer)}"
         )
     loaded = LoadedModel(live, tokenizer, _UNTESTED, name)
-    return LoadedModel(live, tokenizer, probe(loaded), name, packed, widened)
+    loaded = LoadedModel(live, tokenizer, probe(loaded), name, packed, widened)
+    return with_store(loaded, store)
 
 
 def folder_of(model: str) -> str:

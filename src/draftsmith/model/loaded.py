@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import cycle
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,10 +15,14 @@ from draftsmith.core.target import ModelFacts
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.exact.widths import Widths
 from draftsmith.model.forward import Forward
+from draftsmith.model.graphs import Graphs
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.windows import windows_by_layer
 from draftsmith.text.grammar import Grammars
 from draftsmith.text.vocab import fingerprint
+
+Store = Literal["packed", "static"]
+"""Names of the key/value stores between which a user can choose."""
 
 _WITHOUT_KEYS = {"linear_attention", "mamba", "conv", "moe"}
 """Layer types without keys."""
@@ -55,6 +59,8 @@ class LoadedModel:
     """Dtype of the checkpoint, if the weights were widened to float32 (`model.dtype`)."""
     exact: Widths | None = None
     """Allowed pass widths of an `exact` model; rows are then bit-equal in every pass."""
+    store: Store = "packed"
+    """Where a model that packs keeps keys and values: see `packed` and `static`."""
 
     def __repr__(self) -> str:
         kind = type(self.model).__name__
@@ -64,6 +70,11 @@ class LoadedModel:
     def forward(self) -> Forward:
         """Calls the model. Shared by all runners, which take turns."""
         return Forward(self.model, packs=self.capabilities.packed)
+
+    @cached_property
+    def graphs(self) -> Graphs:
+        """CUDA graphs of passes with `store="static"`. Shared by all runners."""
+        return Graphs(self.device)
 
     @property
     def config(self) -> Any:

@@ -6,6 +6,7 @@ positions, then those of the pass: `p` pending tokens (a chain), then the draft'
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
@@ -63,6 +64,41 @@ def visible(span: Span, first: int, window: Window | None = None) -> Tensor:
         lines.append(prefix + seen)
     flat = torch.frombuffer(bytearray(b"".join(lines)), dtype=torch.bool)
     return flat.view(1, 1, width, cached + width)
+
+
+def ancestor_bits(span: Span) -> list[int]:
+    """For each position of a span, itself and its ancestors in the span: bit j for position j."""
+    bits = [(2 << i) - 1 for i in range(span.pending)]
+    for own, parent in enumerate(span.draft.parents, start=span.pending):
+        bits.append(bits[span.pending + parent] | 1 << own)  # ROOT is -1: the last pending token
+    return bits
+
+
+def visible_slots(
+    bits: Tensor, offsets: Tensor, base: Tensor, slots: int, windows: Iterable[Window | None]
+) -> dict[Window | None, Tensor]:
+    """Return masks (1, 1, Q, S) by window for a span at `base`, computed on its device.
+
+    `bits` (Q,) are `ancestor_bits`, `offsets` (Q,) the positions after `base` (1,). Slot s holds
+    position s up to `base`; then the Q positions of the span follow, then slots that none sees.
+    Shapes depend on no value, and the host neither waits nor copies.
+    """
+    order = torch.arange(len(bits), device=bits.device)
+    sees = (bits[:, None] >> order & 1).bool()
+    slot = torch.arange(slots, device=bits.device)
+    after = slot - base
+    own = after.clamp(0, len(bits) - 1)
+    cached = after < 0
+    inside = sees.index_select(1, own) & (after < len(bits)) | cached
+    masks: dict[Window | None, Tensor] = {}
+    for window in windows:
+        mask = inside
+        if window is not None:
+            at = (base + offsets)[:, None]
+            first = at - at % window.size if window.chunked else at - window.size + 1
+            mask = mask & (torch.where(cached, slot, base + offsets.index_select(0, own)) >= first)
+        masks[window] = mask[None, None]
+    return masks
 
 
 def _ancestors(span: Span) -> list[bytes]:

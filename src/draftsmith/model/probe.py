@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from draftsmith.core.draft import EMPTY
-from draftsmith.errors import UnsupportedError, WriteError, first_line
+from draftsmith.errors import UnknownName, UnsupportedError, WriteError, first_line
 from draftsmith.model.capabilities import Capabilities
-from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.loaded import LoadedModel, Store
 from draftsmith.model.own_cache import first_recurrent_state
 from draftsmith.model.reference import LEAVES, PROMPT, Finding, Reference, distance
 from draftsmith.model.rows import SequenceRow
@@ -34,6 +35,7 @@ from draftsmith.model.search import (
     state_finding,
 )
 from draftsmith.model.small_copy import identity, small_config, small_copy
+from draftsmith.model.static import refusal
 from draftsmith.model.windows import windows_by_layer
 from draftsmith.storage import cache_folder, digest
 
@@ -56,6 +58,46 @@ def probe(loaded: LoadedModel) -> Capabilities:
         except UnsupportedError as error:
             found = replace(search(loaded), searched=str(error))
     return replace(found, windows=any(windows_by_layer(loaded.config)))
+
+
+def with_store(loaded: LoadedModel, store: str) -> LoadedModel:
+    """Return the model with a key/value store; with "packed" where it cannot use that one.
+
+    The reason is then among those of its capabilities. Raises UnknownName.
+    """
+    if store not in get_args(Store):
+        raise UnknownName("store", store, get_args(Store))
+    found = replace(loaded, store=store)
+    why = refusal(loaded) if store == "static" else None
+    if store == "static" and why is None:
+        with torch.inference_mode():
+            reference = Reference.of(loaded, at_once=True)
+            try:
+                why = problem(loaded, _check_static(Runner(found), reference))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # models are third-party code
+                why = first_line(error)
+    if why is None:
+        return found
+    reasons = *loaded.capabilities.reasons, f"passes of fixed shapes: {why}"
+    return replace(loaded, capabilities=replace(loaded.capabilities, reasons=reasons))
+
+
+def _check_static(runner: Runner, ref: Reference) -> list[Finding]:
+    """Verify a tree in a pass of fixed shape; then a plain step, and a chain after pending
+    tokens."""
+    row = runner.open(ref.prompt)
+    runner.prefill(row)
+    tree = runner.forward([row], [ref.draft])[0].logits
+    found = [ref.at(got, node) for node, got in enumerate(tree, -1)]
+    found += _step(runner, ref, row, ACCEPTED)
+    runner.extend(row, ref.prompt[:-4])
+    chain = ref.reading(PROMPT - 4, PROMPT)
+    line = runner.forward([row], [chain])[0].logits
+    found += [ref.along(got, 0, PROMPT - 5 + i) for i, got in enumerate(line)]
+    runner.close(row)
+    return found
 
 
 def of_architecture(loaded: LoadedModel) -> Capabilities:

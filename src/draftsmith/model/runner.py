@@ -20,6 +20,7 @@ from draftsmith.model.own_cache import NoStore, OwnCacheStore
 from draftsmith.model.packed import PackedStore
 from draftsmith.model.rope import rope_boundary
 from draftsmith.model.rows import KVStore, SequenceRow
+from draftsmith.model.static import StaticStore
 from draftsmith.model.taps import RowTaps, check
 from draftsmith.model.windows import Window, layer_windows, windows_by_layer
 
@@ -70,6 +71,8 @@ class Runner:
         rest = forward, kinds, self._windows, self._boundary, loaded.blocks, self._context
         if loaded.exact is not None:
             return ExactStore(loaded.exact, *rest)
+        if loaded.store == "static":
+            return StaticStore(loaded, *rest)
         return PackedStore(*rest)
 
     @property

@@ -1,0 +1,150 @@
+"""CUDA graphs of passes: captured at first use, replayed afterwards, bounded in number.
+
+A graph repeats the kernels of a pass with the same addresses, so that the host launches one graph
+instead of a thousand kernels. What a pass reads and writes must therefore stay in place.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from draftsmith.errors import first_line
+
+MOST_GRAPHS = 64
+"""Maximum number of graphs; the least recently used one is dropped for another."""
+WIDEST = 64
+"""Maximum width of a pass: its ancestors are bits of an integer."""
+INPUTS = 4
+"""Rows of numbers that a pass reads: tokens, offsets, ancestors, and the base."""
+
+Body = Callable[[], tuple[Tensor, ...]]
+"""Computes a pass from what is in place; copies nothing from the host and never waits."""
+
+
+def memory_of_graphs() -> Any:
+    """Return a new handle of memory for graphs that do not run at the same time."""
+    return torch.cuda.graph_pool_handle()
+
+
+class Captured:
+    """A pass as a CUDA graph. Each replay overwrites the outputs of the one before."""
+
+    def __init__(self, body: Body, device: torch.device, memory: Any) -> None:
+        """Run the pass once, so that kernels are loaded, then capture it."""
+        self.used = 0
+        """Number of the last replay, among those of all graphs."""
+        with torch.cuda.device(device):
+            side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                body()
+            current.wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            # Other threads may use the device meanwhile.
+            mode = "thread_local"
+            with torch.cuda.graph(self._graph, memory, side, capture_error_mode=mode):
+                self._outputs = body()
+
+    def __call__(self) -> tuple[Tensor, ...]:
+        self._graph.replay()
+        return self._outputs
+
+
+class Graphs:
+    """The inputs and graphs of all passes of one model, which share memory.
+
+    The first failure to capture ends capturing: passes then run their kernels one by one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.captures = device.type == "cuda"
+        """Whether passes are captured; False on other devices, and after a failure."""
+        self.failure: str | None = None
+        """Why passes are not captured any more."""
+        self.free: dict[Any, Any] = {}
+        """Buffers that no row uses, by what they hold; one of each kind."""
+        self.inputs = torch.zeros((INPUTS, WIDEST), dtype=torch.long, device=device)
+        """What a pass reads, on the device."""
+        on_host = torch.zeros((INPUTS, WIDEST), dtype=torch.long, device="cpu")
+        self._waits = device.type in ("cpu", "mps")  # see `devices.send`
+        self._host = on_host if self._waits else on_host.pin_memory()
+        self._lock = threading.RLock()
+        self._graphs: WeakKeyDictionary[Any, dict[int, Captured]] = WeakKeyDictionary()
+        """Buffer → width → graph over it."""
+        self._memory: Any = None
+        self._weights: Any = None
+        self._replays = 0
+
+    @contextmanager
+    def turn(self) -> Iterator[Any]:
+        """Let one thread at a time run a pass, until the host has read it.
+
+        Gives the inputs on the host, as an array; `send` copies them to the device.
+        """
+        with self._lock:
+            yield self._host.numpy()
+
+    def send(self) -> None:
+        """Copy the inputs to the device without waiting for it."""
+        self.inputs.copy_(self._host, non_blocking=not self._waits)
+
+    def run(self, buffer: Any, width: int, body: Body) -> tuple[Tensor, ...]:
+        """Run a pass over a buffer, by its graph where there is one.
+
+        The outputs are valid until the next pass.
+        """
+        if not self.captures:
+            return body()
+        own = self._graphs.setdefault(buffer, {})
+        if width not in own:
+            try:
+                if not any(self._graphs.values()):  # torch frees the memory with its last graph
+                    self._memory = memory_of_graphs()
+                own[width] = Captured(body, self.device, self._memory)
+            except Exception as error:  # a model's code may raise any error
+                self._give_up(error)
+                return body()
+            self._limit()
+        self._replays += 1
+        own[width].used = self._replays
+        return own[width]()
+
+    def check(self, weights: Any) -> None:
+        """Drop all graphs if this key of the model's weights is a new one."""
+        with self._lock:
+            if weights != self._weights:
+                self._graphs.clear()
+            self._weights = weights
+
+    def count(self, buffer: Any) -> int:
+        """Return the number of graphs over a buffer."""
+        return len(self._graphs.get(buffer, ()))
+
+    def _limit(self) -> None:
+        while sum(map(len, self._graphs.values())) > MOST_GRAPHS:
+            every = [(g.used or self._replays + 1, own, width)
+                     for own in self._graphs.values() for width, g in own.items()]  # fmt: skip
+            _, own, width = min(every, key=lambda one: one[0])
+            del own[width]
+
+    def _give_up(self, error: Exception) -> None:
+        self.captures, self.failure = False, first_line(error)
+        self._graphs.clear()
+        # A failed capture leaves torch's generator in capture mode. A capture that succeeds ends it.
+        with suppress(Exception):
+            number = torch.zeros(1, device=self.device)
+            Captured(lambda: (number.add_(1),), self.device, None)
+        warnings.warn(
+            f"CUDA graphs are not used, so passes take longer: this model cannot be captured "
+            f"({self.failure})",
+            stacklevel=2,
+        )
