@@ -348,7 +348,7 @@ def end_ids(model: LoadedModel) -> list[int]:
 
 def notices(model: LoadedModel, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return why a model cannot be accelerated fully, or which of its settings are not applied."""
-    return model.capabilities.reasons + generation_config.not_applied(settings)
+    return model.reasons + generation_config.not_applied(settings)
 
 
 def checked_budget(budget: object) -> BudgetSpec:

@@ -137,14 +137,14 @@ class Graphs:
             del own[width]
 
     def _give_up(self, error: Exception) -> None:
-        self.captures, self.failure = False, first_line(error)
+        self.captures = False
+        self.failure = (
+            "CUDA graphs are not used, so passes take longer: this model cannot be captured "
+            f"({first_line(error)})"
+        )
         self._graphs.clear()
         # A failed capture leaves torch's generator in capture mode. A capture that succeeds ends it.
         with suppress(Exception):
             number = torch.zeros(1, device=self.device)
             Captured(lambda: (number.add_(1),), self.device, None)
-        warnings.warn(
-            f"CUDA graphs are not used, so passes take longer: this model cannot be captured "
-            f"({self.failure})",
-            stacklevel=2,
-        )
+        warnings.warn(self.failure, stacklevel=2)

@@ -77,6 +77,12 @@ class LoadedModel:
         return Graphs(self.device)
 
     @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why passes are not as fast as they could be, one sentence each."""
+        failure = self.graphs.failure if self.store == "static" else None
+        return self.capabilities.reasons + (() if failure is None else (failure,))
+
+    @property
     def config(self) -> Any:
         """Configuration of the text decoder."""
         return self.model.config.get_text_config(decoder=True)

@@ -1,0 +1,313 @@
+"""Passes of fixed shapes give what packed passes give, and can be recorded and replayed."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from architectures import CHAINS, TREES, build, prompt
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import OptionError, UnknownName
+from draftsmith.model import graphs, static
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.masks import Span, ancestor_bits, visible, visible_slots
+from draftsmith.model.probe import with_store
+from draftsmith.model.runner import Runner
+from draftsmith.model.windows import Window
+from frozen import freeze, unable
+from replica import check_step, fresh, loaded, random_draft
+
+IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8] * 3
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "seed": 3}
+PENALTIES: dict[str, Any] = {"repetition_penalty": 1.1, "logit_bias": {5: -1.0}, "logprobs": True}
+DRAFTERS = ["none", "auto", "copyspec(gamma=2)", "spectra(N=3, W=4, G=4)", "pld_plus"]
+
+
+def fixed(model: LoadedModel) -> LoadedModel:
+    found = with_store(model, "static")
+    assert found.store == "static", found.capabilities.reasons
+    return found
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(width, capacity) of each pass of fixed shape."""
+    seen: list[tuple[int, int]] = []
+    own = graphs.Graphs.run
+
+    def run(self: Any, buffer: Any, width: int, body: Any) -> Any:
+        seen.append((width, buffer.capacity))
+        return own(self, buffer, width, body)
+
+    monkeypatch.setattr(graphs.Graphs, "run", run)
+    return seen
+
+
+@pytest.mark.parametrize("name", sorted(TREES))
+def test_answers_are_those_of_packed_passes(name: str, shapes: list[tuple[int, int]]) -> None:
+    live = build(name, eos_token_id=None)
+    packed = load(live)
+    pair = Engine(packed), Engine(fixed(packed))
+    for drafter in DRAFTERS:
+        for sampling in (GREEDY, SAMPLED, GREEDY | PENALTIES):
+            shapes.clear()
+            options = {"drafter": drafter, "budget": 8, "max_new_tokens": 24, **sampling}
+            one, other = (engine.generate(IDS, **options) for engine in pair)
+            assert not other.notices
+            assert (one.tokens, one.stats.passes) == (other.tokens, other.stats.passes)
+            assert bool(shapes) == (drafter != "pld_plus")  # recorded passes are packed
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma3n_text", "mistral", "gpt2"])
+def test_logits_and_cache_are_those_of_a_fresh_pass(
+    name: str, monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int]]
+) -> None:
+    """One row or several, trees or chains, while buffers grow."""
+    monkeypatch.setattr(static, "LEAST_SLOTS", 16)
+    runner, rng = Runner(fixed(loaded(name))), random.Random(name)
+    ids = {i: prompt(n, seed=i) for i, n in enumerate((3, 9, 30))}
+    rows = {i: runner.open(own) for i, own in ids.items()}
+    shapes.clear()
+    for turn in range(24):
+        places = [turn % 3] if turn % 4 else sorted(rows)
+        drafts = {i: random_draft(rng, rng.choice(["tree", "chain", "plain"])) for i in places}
+        check_step(runner, rng, rows, ids, drafts)
+    assert {width for width, _ in shapes} >= {1, 4, 8}
+    assert {slots for _, slots in shapes} >= {16, 32, 64}
+
+
+def test_several_pending_tokens_share_a_pass_with_a_draft(shapes: list[tuple[int, int]]) -> None:
+    runner, ids = Runner(fixed(loaded("llama"))), prompt(40)
+    row = runner.open(ids[:20])
+    runner.prefill(row)
+    runner.extend(row, ids)
+    shapes.clear()
+    draft = Draft((5, 6, 7), (-1, -1, 1), ("t",) * 3, probes=1)
+    (found,) = runner.forward([row], [draft])
+    assert shapes == [(32, 256)]
+    model = runner.loaded.model
+    for node, path in enumerate([[], [5], [6], [6, 7]]):
+        torch.testing.assert_close(found.logits[node], fresh(model, ids + path), atol=1e-5, rtol=0)
+    assert found.choices == found.logits[:3].argmax(-1).tolist()
+    assert found.highest is not None
+    assert found.highest.ids[:, 0].tolist() == found.logits.argmax(-1).tolist()
+
+
+def test_a_row_is_shortened_and_goes_on() -> None:
+    model = fixed(loaded("gemma3_text"))
+    runner, ids = Runner(model, rewinds=False), prompt(60)
+    row = runner.open(ids)
+    runner.prefill(row)
+    for kept in (40, 12, 0):
+        for length in (kept + 5, kept + 9):
+            new = [*ids[:kept], *prompt(length - kept, seed=length)]
+            assert runner.extend(row, new) >= kept - 1
+            (found,) = runner.forward([row], [EMPTY])
+            expected = fresh(model.model, new)
+            torch.testing.assert_close(found.logits[-1], expected, atol=1e-5, rtol=0)
+            runner.commit([row], [()], [[5]])
+
+
+def test_overflow_of_a_draft_leaves_nothing_behind() -> None:
+    live, bad = build("llama"), 5
+    with torch.no_grad():
+        live.get_input_embeddings().weight[bad] = torch.nan
+    model = fixed(load(live))
+    runner, ids = Runner(model), [6 if token == bad else token for token in prompt(20)]
+    row = runner.open(ids)
+    runner.prefill(row)
+    (found,) = runner.forward([row], [Draft.chain([7, bad, 8], "test")])
+    assert not found.finite
+    for draft in (EMPTY, Draft.chain([7, 8], "test")):
+        (found,) = runner.forward([row], [draft])
+        assert found.finite
+        torch.testing.assert_close(found.logits[0], fresh(live, ids), atol=1e-5, rtol=0)
+
+
+def test_kept_prefixes_chats_and_banned_ids() -> None:
+    live = build("llama", eos_token_id=None)
+    live.generation_config.suppress_tokens = [7, 9]
+    packed = load(live)
+
+    def answers(model: LoadedModel) -> list[Any]:
+        engine = Engine(model, drafter="auto", budget=6)
+        found = [engine.generate([*IDS, 9, last], max_new_tokens=30) for last in (4, 5, 4)]
+        many = engine.generate([IDS, prompt(9), prompt(30)], max_new_tokens=12)
+        assert not {7, 9} & {token for one in found for token in one.tokens}
+        return [(r.tokens, r.stats.passes, r.stats.reused_tokens) for r in (*found, *many)]
+
+    assert answers(packed) == answers(fixed(packed))
+
+
+def test_a_chat_goes_on() -> None:
+    packed = load(tiny.model(), tiny.tokenizer())
+
+    def turns(model: LoadedModel) -> list[Any]:
+        chat = Engine(model, budget=6).chat(max_new_tokens=12, temperature=0)
+        return [(r.text, r.stats.passes) for r in (chat.send("hello"), chat.send("again"))]
+
+    assert turns(packed) == turns(fixed(packed))
+
+
+def test_an_idle_row_gives_its_buffer_to_the_next() -> None:
+    """So that the next request uses the graphs of the one before."""
+    model = fixed(loaded("llama"))
+    engine = Engine(model, drafter="none", max_batch=1)
+    for seed in range(4):
+        engine.generate(prompt(40, seed=seed), max_new_tokens=4)
+        assert len(engine.resources.prefixes) == seed + 1
+        (buffer,) = model.graphs.free.values()
+        assert buffer.capacity == 256
+
+
+# --- masks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [None, Window(5, chunked=False), Window(6, chunked=True)])
+def test_masks_are_those_of_packed_passes(window: Window | None) -> None:
+    rng = random.Random(str(window))
+    for _ in range(50):
+        span = Span(rng.randint(1, 20), rng.randint(1, 4), random_draft(rng, "tree", most=12))
+        end = span.cached + span.width
+        bits, offsets = ancestor_bits(span), [p - span.cached for p in span.positions]
+        numbers = [torch.tensor(own) for own in (bits, offsets, [span.cached])]
+        mask = visible_slots(*numbers, 48, [window])[window]
+        assert mask.shape == (1, 1, span.width, 48)
+        assert not mask[..., end:].any()
+        assert torch.equal(mask[..., :end], visible(span, 0, window))
+
+
+def test_64_positions_fit_into_an_integer() -> None:
+    runner, ids = Runner(fixed(loaded("llama"))), prompt(80)
+    row = runner.open(ids[:17])
+    runner.prefill(row)
+    (found,) = runner.forward([row], [Draft.chain(ids[17:80], "test")])
+    for node in (0, 40, 62, 63):
+        expected = fresh(runner.loaded.model, ids[: 17 + node])
+        torch.testing.assert_close(found.logits[node], expected, atol=1e-5, rtol=0)
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "mistral", "opt"])
+def test_passes_can_be_recorded_and_replayed(
+    name: str, monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int]]
+) -> None:
+    """A replay runs no Python: what a pass depends on must be among its inputs."""
+    monkeypatch.setattr(static, "LEAST_SLOTS", 32)
+    packed = load(build(name, eos_token_id=None))
+    model = fixed(packed)
+    made = freeze(monkeypatch, model)
+    pair = Engine(packed), Engine(model)
+    shapes.clear()
+    for ids in (IDS, prompt(20), IDS[:9], prompt(70)):
+        for drafter in ("none", "auto"):
+            options = {"drafter": drafter, "budget": 8, "max_new_tokens": 40}
+            one, other = (engine.generate(ids, **options) for engine in pair)
+            assert one.tokens == other.tokens
+    assert len(made) == len(set(shapes)) > 4
+    assert sum(one.replays for one in made) == len(shapes) > 100
+
+
+def test_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "MOST_GRAPHS", 2)
+    model = fixed(loaded("llama"))
+    made = freeze(monkeypatch, model)
+    runner, counts = Runner(model), []
+    row = runner.open(prompt(20))
+    runner.prefill(row)
+    for nodes in (0, 1, 0, 3, 0, 1):
+        runner.forward([row], [Draft.chain(prompt(nodes), "test") if nodes else EMPTY])
+        runner.commit([row], [()], [[5]])
+        counts.append(len(made))
+        assert model.graphs.count(runner._store._buffers[row]) <= 2  # type: ignore[attr-defined]
+    assert counts == [1, 2, 2, 3, 3, 4], "the least recently used one is dropped"
+
+
+def test_changed_weights_are_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = build("llama", eos_token_id=None)
+    model = fixed(load(live))
+    made = freeze(monkeypatch, model)
+    engine = Engine(model, drafter="none", prefixes=0)
+    first = engine.generate(IDS, max_new_tokens=8).tokens
+    assert engine.generate(IDS, max_new_tokens=8).tokens == first
+    assert len(made) == 1
+    other = build("llama", scale=0.3)
+    for own, new in zip(live.parameters(), other.parameters(), strict=True):
+        own.data = new.data  # at another address
+    again = engine.generate(IDS, max_new_tokens=8).tokens
+    assert len(made) == 2
+    assert again == Engine(live, drafter="none").generate(IDS, max_new_tokens=8).tokens != first
+
+
+def test_a_failed_capture_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = load(build("llama", eos_token_id=None))
+    model = fixed(packed)
+    freeze(monkeypatch, model)
+    monkeypatch.setattr(graphs, "Captured", unable)
+    engine, options = Engine(model, drafter="auto", budget=8), {"max_new_tokens": 20}
+    with pytest.warns(UserWarning, match="cannot be captured .operation not permitted on cpu"):
+        found = engine.generate(IDS, **options)
+    assert found.tokens == Engine(packed).generate(IDS, drafter="auto", budget=8, **options).tokens
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = engine.generate(prompt(20), **options)
+    assert len(again.notices) == 1
+    assert "operation not permitted" in again.notices[0]
+    assert engine.notices == again.notices
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def test_store_is_an_option() -> None:
+    live = build("llama")
+    assert load(live).store == Engine(live).model.store == "packed"
+    assert load(live, store="static").store == "static"
+    assert Engine.from_pretrained(live, store="static").model.store == "static"
+    assert Engine(load(live, store="static")).model.store == "static"
+    assert Engine(load(live, store="static"), store="packed").model.store == "packed"
+    for call in (load, Engine.from_pretrained):
+        with pytest.raises(UnknownName, match="Did you mean 'static'"):
+            call(live, store="statik")
+    with pytest.raises(OptionError, match="exact=True has a store of its own"):
+        Engine(live, store="static", exact=True)
+
+
+@pytest.mark.parametrize("name", ["falcon", "mamba2", "longrope"])
+def test_other_models_keep_their_store_and_say_why(name: str) -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    longrope = {"original_max_position_embeddings": 32, "rope_scaling": {"type": "longrope"}}
+    longrope["rope_scaling"] |= factors
+    live = build("phi3", **longrope) if name == "longrope" else build(name)
+    engine = Engine(live, store="static", drafter="none")
+    assert engine.model.store == "packed"
+    assert engine.notices[-1].startswith("passes of fixed shapes: it")
+    assert "rotary angles" in engine.notices[-1] or name in CHAINS or name == "mamba2"
+    assert engine.generate(IDS, max_new_tokens=3).tokens
+
+
+def test_a_model_that_disagrees_keeps_its_store() -> None:
+    """Here one whose position ids count slots in such a pass."""
+    live = build("llama")
+
+    def shift(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if any(isinstance(value, static.StaticPass) for value in kwargs.values()):
+            width = kwargs["position_ids"].shape[1]
+            kwargs |= {"position_ids": torch.arange(width)[None]}
+        return args, kwargs
+
+    live.model.register_forward_pre_hook(shift, with_kwargs=True)
+    found = load(live, store="static")
+    assert found.capabilities.packed
+    assert found.store == "packed"
+    assert found.capabilities.reasons[-1].startswith("passes of fixed shapes: logits differ")
