@@ -178,19 +178,24 @@ def test_masks_are_those_of_packed_passes(window: Window | None) -> None:
         span = Span(rng.randint(1, 20), rng.randint(1, 4), random_draft(rng, "tree", most=12))
         end = span.cached + span.width
         bits, offsets = ancestor_bits(span), [p - span.cached for p in span.positions]
-        numbers = [torch.tensor(own) for own in (bits, offsets, [span.cached])]
+        words = [bits, [0] * span.width]
+        numbers = [torch.tensor(own) for own in (words, offsets, [span.cached])]
         mask = visible_slots(*numbers, 48, [window])[window]
         assert mask.shape == (1, 1, span.width, 48)
         assert not mask[..., end:].any()
         assert torch.equal(mask[..., :end], visible(span, 0, window))
 
 
-def test_64_positions_fit_into_an_integer() -> None:
-    runner, ids = Runner(fixed(loaded("llama"))), prompt(80)
+@pytest.mark.parametrize("nodes", [30, 31, 62, 63, 64, 79])
+def test_the_widest_passes(nodes: int, shapes: list[tuple[int, int]]) -> None:
+    """Their ancestors take the sign bit of an integer, and a second one."""
+    runner, ids = Runner(fixed(loaded("llama"))), prompt(100)
     row = runner.open(ids[:17])
     runner.prefill(row)
-    (found,) = runner.forward([row], [Draft.chain(ids[17:80], "test")])
-    for node in (0, 40, 62, 63):
+    shapes.clear()
+    (found,) = runner.forward([row], [Draft.chain(ids[17 : 17 + nodes], "test")])
+    assert shapes == [(min(w for w in static.WIDTHS if w > nodes), 256)]
+    for node in {0, 29, 40, 61, 62, 63, nodes} & {*range(nodes + 1)}:
         expected = fresh(runner.loaded.model, ids[: 17 + node])
         torch.testing.assert_close(found.logits[node], expected, atol=1e-5, rtol=0)
 

@@ -20,10 +20,10 @@ from draftsmith.errors import first_line
 
 MOST_GRAPHS = 64
 """Maximum number of graphs; the least recently used one is dropped for another."""
-WIDEST = 64
-"""Maximum width of a pass: its ancestors are bits of an integer."""
-INPUTS = 4
-"""Rows of numbers that a pass reads: tokens, offsets, ancestors, and the base."""
+WIDEST = 128
+"""Maximum width of a pass."""
+INPUTS = 5
+"""Rows of numbers that a pass reads: tokens, offsets, two of ancestors, and the base."""
 
 Body = Callable[[], tuple[Tensor, ...]]
 """Computes a pass from what is in place; copies nothing from the host and never waits."""

@@ -79,17 +79,19 @@ def visible_slots(
 ) -> dict[Window | None, Tensor]:
     """Return masks (1, 1, Q, S) by window for a span at `base`, computed on its device.
 
-    `bits` (Q,) are `ancestor_bits`, `offsets` (Q,) the positions after `base` (1,). Slot s holds
-    position s up to `base`; then the Q positions of the span follow, then slots that none sees.
+    `bits` (2, Q) are `ancestor_bits` in words of 64 bits, `offsets` (Q,) the positions after `base`
+    (1,). Slot s holds position s up to `base`. Then the Q positions of the span follow, then slots
+    that none sees.
     Shapes depend on no value, and the host neither waits nor copies.
     """
-    order = torch.arange(len(bits), device=bits.device)
-    sees = (bits[:, None] >> order & 1).bool()
+    width = len(offsets)
+    order = torch.arange(min(width, 64), device=bits.device)
+    sees = (bits.T[..., None] >> order & 1).flatten(1)[:, :width].bool()
     slot = torch.arange(slots, device=bits.device)
     after = slot - base
-    own = after.clamp(0, len(bits) - 1)
+    own = after.clamp(0, width - 1)
     cached = after < 0
-    inside = sees.index_select(1, own) & (after < len(bits)) | cached
+    inside = sees.index_select(1, own) & (after < width) | cached
     masks: dict[Window | None, Tensor] = {}
     for window in windows:
         mask = inside

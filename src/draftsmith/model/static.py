@@ -33,10 +33,13 @@ from draftsmith.model.rope import rope_boundary
 from draftsmith.model.rows import SequenceRow
 from draftsmith.model.windows import Window
 
-WIDTHS = (1, 2, 4, 8, 16, 32, WIDEST)
-"""Widths of passes with fixed shapes."""
+WIDTHS = (1, 2, 4, 8, 16, 32, 64, 80)
+"""Widths of passes with fixed shapes. The last one takes the root and a draft of 64 nodes."""
 LEAST_SLOTS = 256
 """Smallest capacity of a buffer; each larger one has twice as many slots."""
+
+ALIGNMENT = 64
+"""Capacities are multiples of it, for the kernels of attention."""
 
 
 def refusal(loaded: LoadedModel) -> str | None:
@@ -166,7 +169,7 @@ class StaticStore(PackedStore):
         kind = self._graphs.device.type
         # Under autocast, weights are converted by each pass.
         autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        return 0 < span.cached and span.width <= WIDEST and not (recorded or chunk or autocast)
+        return 0 < span.cached and span.width <= WIDTHS[-1] and not (recorded or chunk or autocast)
 
     def _fixed(self, row: SequenceRow, span: Span) -> RowOutput:
         """Run a pass over one row, padded with positions that see only themselves."""
@@ -187,8 +190,8 @@ class StaticStore(PackedStore):
 
     def _compute(self, buffer: Buffer, width: int) -> tuple[Tensor, Tensor]:
         """Return logits (Q, V) of the pass in the inputs, and their `summary`."""
-        tokens, offsets, bits, rest = self._graphs.inputs[:, :width].unbind()
-        base = rest[:1]
+        inputs = self._graphs.inputs[:, :width]
+        tokens, offsets, bits, base = inputs[0], inputs[1], inputs[2:4], inputs[4, :1]
         windows = {window for window, *_ in buffer.layers.values()}
         masks = visible_slots(bits, offsets, base, buffer.capacity, windows)
         order = torch.arange(width, device=base.device)
@@ -246,7 +249,7 @@ class StaticStore(PackedStore):
         """Return the number of slots of a buffer for `end` positions."""
         slots = max(LEAST_SLOTS, 1 << (end - 1).bit_length())
         if self._context is not None:
-            most = -(-self._context // WIDEST) * WIDEST + WIDEST  # the last pass is padded
+            most = -(-self._context // ALIGNMENT) * ALIGNMENT + WIDEST  # the last pass is padded
             slots = slots if end > most else min(slots, most)
         return slots
 
@@ -264,7 +267,7 @@ class StaticStore(PackedStore):
 def _write(given: Any, row: SequenceRow, span: Span) -> None:
     """Write what a pass reads: tokens, offsets and ancestors (Q,), and the base.
 
-    `given` (4, Q) are the inputs on the host.
+    `given` (5, Q) are the inputs on the host.
     """
     width, n = given.shape[1], span.width
     tokens = [*row.pending[: span.pending], *span.draft.tokens]
@@ -272,5 +275,9 @@ def _write(given: Any, row: SequenceRow, span: Span) -> None:
     given[1, :n] = [position - span.cached for position in span.positions]
     given[1, n:] = 0
     bits = [*ancestor_bits(span), *(1 << i for i in range(n, width))]
-    given[2] = np.array(bits, np.uint64).view(np.int64)
-    given[3, 0] = span.cached
+    words = [[own % _WORD for own in bits], [own // _WORD for own in bits]]
+    given[2:4] = np.array(words, np.uint64).view(np.int64)
+    given[4, 0] = span.cached
+
+
+_WORD = 1 << 64

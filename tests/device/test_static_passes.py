@@ -1,0 +1,140 @@
+"""Passes of fixed shapes on the pretended device: nothing in them waits or copies from the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pretended
+import pytest
+from both import DRAFTERS, GREEDY, IDS, MANY, SAMPLED, Both, named, on
+from test_waits import ARMS, LONG, SHORT, engine, per_pass
+
+from architectures import TREES, build
+from draftsmith.engine.engine import Engine
+from draftsmith.model import graphs, static
+from draftsmith.model.probe import with_store
+
+
+def fixed(engine: Engine) -> Engine:
+    found = Engine(engine.model, drafter="none", store="static")
+    assert found.model.store == "static", found.notices
+    return found
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Kernels of each pass, which is computed as while a stream is captured."""
+    kernels: list[int] = []
+    own = graphs.Graphs.run
+
+    def run(self: Any, buffer: Any, width: int, body: Any) -> Any:
+        def counted() -> Any:
+            with pretended.capturing(), pretended.counted() as seen:
+                found = body()
+            kernels.append(seen.kernels.total())
+            return found
+
+        return own(self, buffer, width, counted)
+
+    monkeypatch.setattr(graphs.Graphs, "run", run)
+    return kernels
+
+
+@pytest.mark.parametrize("name", sorted(TREES))
+def test_nothing_waits_while_a_pass_is_captured(
+    name: str, device: str, captured: list[int]
+) -> None:
+    model = build(name, eos_token_id=None)
+    if hasattr(model, "set_experts_implementation"):
+        # The CPU's kernel of "grouped_mm" reads numbers of tokens on the host; CUDA's does not.
+        model.set_experts_implementation("batched_mm")
+    found = fixed(Engine(on(device, model)))
+    for sampling in (GREEDY, SAMPLED):
+        captured.clear()
+        answer = found.generate(IDS, drafter="auto", budget=8, max_new_tokens=20, **sampling)
+        assert not answer.notices
+        prompts = 1 if sampling is GREEDY else 0  # the first pass of a prompt has no fixed shape
+        assert len(captured) == answer.stats.passes - prompts
+
+
+def test_experts_that_the_host_looks_for_cannot_be_captured(
+    device: str, captured: list[int]
+) -> None:
+    model = build("mixtral")
+    if not hasattr(model, "set_experts_implementation"):
+        pytest.skip("this transformers has one implementation of experts")
+    model.set_experts_implementation("eager")
+    found = Engine(on(device, model), store="static").model
+    assert "when stream is capturing" in found.capabilities.reasons[-1]
+    assert captured == []
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_drafter(engines: Both, folder: Path, drafter: str) -> None:
+    both = Both(engines.cpu, fixed(engines.device), engines._known)
+    options = {"drafter": named(drafter, folder), "max_new_tokens": 20, "budget": 8}
+    both.generate(IDS, **options, **GREEDY)
+    both.generate(IDS, **options, **SAMPLED)
+    both.generate(MANY, **options, **GREEDY)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_a_greedy_pass_waits_once(device: str, arm: str) -> None:
+    passes, waits = per_pass(fixed(engine(device, 2)), IDS, **ARMS[arm])
+    assert {line.split(":")[0] for _, line in waits} == {"model/static.py"}
+    assert waits.total() == passes
+
+
+def test_copies_may_be_late(device: str) -> None:
+    """The inputs stay as they are until the device has read them."""
+    own = engine("cpu", 2)
+    found = fixed(engine(device, 2))
+    for drafter in ("none", "auto"):
+        options = {"drafter": drafter, "budget": 8, "max_new_tokens": LONG}
+        with pretended.late_copies():
+            answer = found.generate(IDS, **options)
+        assert answer.tokens == own.generate(IDS, **options).tokens
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_kernels_of_a_pass_are_bounded(device: str, arm: str, captured: list[int]) -> None:
+    """At most 58 + 38 L, all of them in the graph."""
+    for layers in (2, 6):
+        found = fixed(engine(device, layers))
+        found.generate(IDS, max_new_tokens=SHORT, **ARMS[arm])
+        captured.clear()
+        found.generate(IDS, max_new_tokens=LONG, **ARMS[arm])
+        assert max(captured) <= 58 + 38 * layers
+
+
+def test_shapes_of_a_pass_depend_on_width_and_capacity_alone(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal kernels in equal numbers, wherever the row is and whatever is drafted."""
+    found = fixed(engine(device, 2))
+    seen: dict[tuple[int, int], set[str]] = {}
+    own = static.StaticStore._compute
+
+    def compute(self: Any, buffer: Any, width: int) -> Any:
+        with pretended.counted() as counted:
+            made = own(self, buffer, width)
+        key = width, buffer.capacity
+        seen.setdefault(key, set()).add(str(sorted(counted.kernels.items())))
+        return made
+
+    monkeypatch.setattr(static.StaticStore, "_compute", compute)
+    monkeypatch.setattr(static, "LEAST_SLOTS", 32)
+    for drafter in ("none", "auto", "copyspec(gamma=2)"):
+        found.generate(IDS, drafter=drafter, budget=8, max_new_tokens=LONG)
+    assert len(seen) > 4
+    assert all(len(kinds) == 1 for kinds in seen.values())
+
+
+def test_with_store_finds_a_device_map(device: str) -> None:
+    from both import mapped
+
+    model = mapped(build("llama"), device, "pretend:1")
+    found = with_store(Engine(model).model, "static")
+    assert found.store == "packed"
+    assert found.reasons[-1].endswith("its weights are on several devices")
