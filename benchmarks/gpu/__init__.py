@@ -17,6 +17,7 @@ import argparse
 from datetime import UTC, datetime
 from functools import partial
 from time import perf_counter
+from typing import get_args
 
 import torch
 
@@ -24,11 +25,14 @@ from benchmarks.gpu import answers, card, checks, passes
 from benchmarks.gpu.models import Model
 from benchmarks.shared import Blocks, Options, table
 from draftsmith.model import devices
+from draftsmith.model.loaded import Store
 
 
 def parser() -> Options:
     made = Options("gpu", __doc__, data="optional")
     made.add_argument("--device", help="default: the accelerator, if there is one")
+    made.add_argument("--store", nargs="+", choices=get_args(Store), default=get_args(Store),
+                      help="stores of keys and values; static: with CUDA graphs")  # fmt: skip
     made.add_size("--shapes", ["1b", "8b"], ["toy"], "shapes", nargs="+", type=str)
     made.add_size("--limit", 6, 2, "recorded answers")
     made.add_size("--tokens", 256, 24, "most tokens of an answer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.gpu.card import late
@@ -17,42 +18,56 @@ from draftsmith.lab.bench.arms import Arm, build, parse_arm
 from draftsmith.lab.bench.run import answered, in_turn
 from draftsmith.lab.bench.summary import Pace, interval, rate, speed_ratio
 
-ARMS = ("none", "auto", "prompt_lookup", "hf:generate", "hf:static", "hf:prompt_lookup")
+ARMS = ("none", "auto", "prompt_lookup")
+PEERS = ("hf:generate", "hf:static", "hf:prompt_lookup")
 AGAINST = "hf:static"
 HEADS = ("bfloat16, recorded answers", "tokens/s", f"over `{AGAINST}`", "tokens/pass",
          "host alone, ms/pass")  # fmt: skip
+
+
+def names(args: argparse.Namespace) -> list[str]:
+    """Return the arms: drafters with the store "packed", others with the name of theirs."""
+    ours = [name if store == "packed" else f"{name} {store}"
+            for store in args.store for name in ARMS]  # fmt: skip
+    return [*ours, *PEERS]
 
 
 def compare(model: Model, args: argparse.Namespace) -> Iterator[str]:
     """Yield the table: every arm gives every answer, in turn."""
     known: dict[tuple[str, str], list[Any]] = {}
     wanted, arms = texts(args.data, args.limit, args.tokens), list[Arm]()
+    every = names(args)
     how = {"tokens": args.tokens, **args.how}
     for number, text in enumerate(wanted):
-        for name in in_turn(ARMS, number):
+        for name in in_turn(every, number):
             found = args.results.known(name, [model.shape, text.name], **how)
             if found is None and not late(args):
-                arms = arms or ready(model, max(wanted, key=lambda one: len(one.prompt)))
+                arms = arms or ready(model, every, wanted)
                 found = measured(model, next(arm for arm in arms if arm.name == name), text)
                 args.results.add(name, [model.shape, text.name], found, **how)
             if found is not None:
                 known[name, text.name] = found
-    whole = [text.name for text in wanted if all((name, text.name) in known for name in ARMS)]
+    whole = [text.name for text in wanted if all((name, text.name) in known for name in every)]
     if whole:
         lines = (line(name, [known[name, text] for text in whole],
-                      [known[AGAINST, text] for text in whole]) for name in ARMS)  # fmt: skip
+                      [known[AGAINST, text] for text in whole]) for name in every)  # fmt: skip
         yield f"## {model.shape}: {len(whole)} of {len(wanted)} answers\n\n{table(HEADS, lines)}"
 
 
-def ready(model: Model, longest: Text) -> list[Arm]:
-    """Return the arms after an untimed answer.
+def ready(model: Model, names: Sequence[str], wanted: Sequence[Text]) -> list[Arm]:
+    """Return the arms after untimed answers.
 
     To the longest prompt: transformers' static cache keeps the largest size, so that nothing is
-    compiled again.
+    compiled again. Of arms with our static store to all prompts, so that graphs are captured.
     """
-    arms = build(model.loaded(DTYPE), [parse_arm(name) for name in ARMS])
-    for arm in arms:
-        measured(model, arm, longest)
+    arms = []
+    for name in names:
+        drafter, _, store = name.partition(" ")
+        spec = replace(parse_arm(drafter), name=name)
+        arms += build(model.loaded(DTYPE, store or "packed"), [spec])
+        longest = max(wanted, key=lambda one: len(one.prompt))
+        for text in wanted if store else [longest]:
+            measured(model, arms[-1], text)
     return arms
 
 

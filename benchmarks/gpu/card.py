@@ -35,7 +35,7 @@ def facts(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
         found = [f"{name} {number}" for name, number in runtime.items() if number]
         yield "driver", ", ".join([driver(), *found])
     yield from versions().items()
-    sizes = ("shapes", "widths"), ("limit", "tokens", "runs", "mib")
+    sizes = ("shapes", "store", "widths"), ("limit", "tokens", "runs", "mib")
     words = [f"--{name} {' '.join(map(str, getattr(args, name)))}" for name in sizes[0]]
     words += [f"--{name} {getattr(args, name)}" for name in sizes[1]]
     data = [] if args.data is None else ["DATA"]

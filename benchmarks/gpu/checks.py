@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Generator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -35,10 +36,11 @@ def script(answer: list[int], ctx: Context) -> Draft:
     return Draft((wrong, *right), parents, ("scripted",) * len(parents))
 
 
-def answers(model: Model, dtype: torch.dtype, recited: bool) -> dict[str, Any]:
+def answers(model: Model, dtype: torch.dtype, store: str, recited: bool) -> dict[str, Any]:
     """Return counts of answers with equal tokens, near ties and accepted tokens."""
     loaded = model.loaded(dtype)
-    engine = Engine(loaded, prefixes=0)
+    reference = Engine(loaded, prefixes=0)
+    engine = Engine(model.loaded(dtype, store), prefixes=0)
     options: dict[str, Any] = {"max_new_tokens": TOKENS, "temperature": 0}
     equal = accepted = compared = 0
     gaps = []
@@ -46,8 +48,9 @@ def answers(model: Model, dtype: torch.dtype, recited: bool) -> dict[str, Any]:
         prompt = random_ids(40 + 7 * seed, seed)
         if recited:
             loaded.model.recite(prompt, random_ids(TOKENS, 100 + seed))
-        plain = engine.generate(prompt, drafter="none", **options).tokens
-        for drafter in (Scripted(partial(script, plain)), "auto"):
+        plain = reference.generate(prompt, drafter="none", **options).tokens
+        drafters = [Scripted(partial(script, plain)), "auto"] + ["none"] * (store != "packed")
+        for drafter in drafters:
             found = engine.generate(prompt, drafter=drafter, budget=8, **options)
             if found.notices:
                 raise SystemExit(f"{model.shape}, {dtype}: {found.notices[0]}")
@@ -62,12 +65,13 @@ def answers(model: Model, dtype: torch.dtype, recited: bool) -> dict[str, Any]:
 def compare(model: Model, args: argparse.Namespace) -> Generator[str, None, bool]:
     """Yield the table of one shape; return whether tokens differ.
 
-    In float32, only ties may be decided differently. In bfloat16, passes of different widths round
-    differently, so recorded answers must be equal, and the other differences are counted.
+    Plain decoding is that of the store "packed". In float32, only ties may be decided differently.
+    In bfloat16, passes of different widths round differently, so recorded answers must be equal,
+    and the other differences are counted.
     """
     rows, wrong = [], False
-    for dtype in (torch.float32, torch.bfloat16):
-        name = f"{model.shape}, {str(dtype).removeprefix('torch.')}"
+    for dtype, store in product((torch.float32, torch.bfloat16), args.store):
+        name = f"{model.shape}, {str(dtype).removeprefix('torch.')}, {store}"
         if not fits(model.bytes(dtype), args.device):
             rows.append([name, "does not fit", "", "", ""])
             continue
@@ -76,7 +80,7 @@ def compare(model: Model, args: argparse.Namespace) -> Generator[str, None, bool
             if late(args) and args.results.known("check", [name, recited], **args.how) is None:
                 break
             found.append(args.results.recall("check", [name, recited],
-                         partial(answers, model, dtype, recited), **args.how))  # fmt: skip
+                         partial(answers, model, dtype, store, recited), **args.how))  # fmt: skip
         if len(found) < 2:
             break
         said, own = found

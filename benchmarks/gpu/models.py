@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.probe import with_store
 
 CONTEXT = 4096
 VOCAB = 128_256
@@ -32,30 +33,28 @@ CERTAIN = 1e4
 class Reciting(LlamaForCausalLM):
     """A Llama whose best token after each position can be given.
 
-    A logits processor could dictate an answer, too, but our loop and transformers call it in
-    different ways. Here all arms pay the same: at most three kernels a pass, and no wait.
+    Loops call logits processors in different ways. Here all arms pay the same: three kernels a
+    pass, and no wait.
     """
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
         self.register_buffer("following", torch.zeros(CONTEXT, dtype=torch.long), persistent=False)
-        self.recites = False
+        self.register_buffer("certain", torch.zeros(()), persistent=False)  # a graph runs no Python
 
     def recite(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Let every answer to this prompt be `answer`."""
-        ids = torch.tensor([*prompt, *answer])
-        self.following.zero_()
-        self.following[: len(ids) - 1] = ids[1:].to(self.following.device)
-        self.recites = True
+        """Let every answer to this prompt be `answer`; without an answer, the model's own."""
+        ids = torch.tensor([*prompt, *answer], dtype=torch.long)[1:]
+        self.following[: len(ids)] = ids.to(self.following.device)
+        self.certain.fill_(CERTAIN if answer else 0)
 
     @wraps(LlamaForCausalLM.forward)
     def forward(self, *args: Any, **options: Any) -> Any:
         output = super().forward(*args, **options)
-        if self.recites:
-            kept, positions = options.get("logits_to_keep", 0), options["position_ids"]
-            last = slice(-output.logits.shape[1], None)
-            wanted = positions[:, last if isinstance(kept, int) else kept]
-            output.logits.scatter_(2, self.following[wanted][..., None], CERTAIN)
+        if (positions := options.get("position_ids")) is not None:
+            kept, last = options.get("logits_to_keep", 0), slice(-output.logits.shape[1], None)
+            wanted = self.following[positions[:, last if isinstance(kept, int) else kept], None]
+            output.logits.scatter_add_(2, wanted, self.certain.expand(wanted.shape))
         return output
 
 
@@ -64,17 +63,20 @@ class Model:
 
     def __init__(self, shape: str, device: torch.device) -> None:
         self.shape, self.device = shape, device
-        self._loaded: LoadedModel | None = None
+        self._loaded: dict[str, LoadedModel] = {}
 
-    def loaded(self, dtype: torch.dtype) -> LoadedModel:
-        """Return the model in a dtype; the one before is converted. It recites nothing."""
-        before = self._loaded
+    def loaded(self, dtype: torch.dtype, store: str = "packed") -> LoadedModel:
+        """Return the model in a dtype, which recites nothing; the one before is converted."""
+        before = self._loaded.get("packed")
         if before is None or before.dtype != dtype:
-            self._loaded = None
+            self._loaded.clear()
             live = self._random() if before is None else before.model
-            self._loaded = load(live.to(dtype))
-        self._loaded.model.recites = False
-        return self._loaded
+            before = self._loaded["packed"] = load(live.to(dtype))
+        before.model.recite([], [])
+        if store not in self._loaded:
+            self._loaded[store] = with_store(before, store)
+        assert self._loaded[store].store == store, self._loaded[store].reasons
+        return self._loaded[store]
 
     def bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the weights that a pass reads: all but the embeddings of other tokens."""
@@ -87,10 +89,8 @@ class Model:
     def _random(self) -> Any:
         torch.manual_seed(0)
         # Transformers 4's prompt lookup needs a token that ends answers; no text has this one.
-        config = LlamaConfig(
-            vocab_size=VOCAB, max_position_embeddings=CONTEXT, eos_token_id=VOCAB - 1,
-            bos_token_id=None, **SHAPES[self.shape],
-        )  # fmt: skip
+        options = {"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "bos_token_id": None}
+        config = LlamaConfig(eos_token_id=VOCAB - 1, **options, **SHAPES[self.shape])
         usual = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:

@@ -15,7 +15,7 @@ from draftsmith.model.measure import pass_cost
 
 DTYPE = torch.bfloat16
 CONTEXT = 256
-HEADS = ("tokens of a pass", "ms", "over one token", "over reading the weights")
+HEADS = ("store", "tokens of a pass", "ms", "over one token", "over reading the weights")
 
 
 def bandwidth(args: argparse.Namespace) -> float:
@@ -32,19 +32,23 @@ def bandwidth(args: argparse.Namespace) -> float:
 
 def curve(model: Model, speed: float, args: argparse.Namespace) -> Iterator[str]:
     """Yield the cost of steps of our loop without drafters, by the width of their pass."""
+    size, rows = model.bytes(DTYPE), list[list[str]]()
+    least = size / speed
+    for store in args.store:
 
-    def measured() -> dict[str, float]:
-        widths = pass_cost(model.loaded(DTYPE), args.widths, CONTEXT, args.runs)
-        return {f"{width}": seconds for width, seconds in widths.items()}
+        def measured(store: str = store) -> dict[str, float]:
+            widths = pass_cost(model.loaded(DTYPE, store), args.widths, CONTEXT, args.runs)
+            return {f"{width}": seconds for width, seconds in widths.items()}
 
-    key, how = [model.shape, args.widths, CONTEXT], {"runs": args.runs, **args.how}
-    if late(args) and args.results.known("passes", key, **how) is None:
+        key, how = [model.shape, store, args.widths, CONTEXT], {"runs": args.runs, **args.how}
+        if late(args) and args.results.known("passes", key, **how) is None:
+            break
+        found = args.results.recall("passes", key, measured, **how)
+        one = found[min(found, key=int)]
+        rows += [[store, width, f"{1e3 * seconds:.2f}", f"{seconds / one:.2f}×",
+                  f"{seconds / least:.2f}×"] for width, seconds in found.items()]  # fmt: skip
+    if not rows:
         return
-    found = args.results.recall("passes", key, measured, **how)
-    size = model.bytes(DTYPE)
-    least, one = size / speed, found[min(found, key=int)]
-    rows = [[width, f"{1e3 * seconds:.2f}", f"{seconds / one:.2f}×", f"{seconds / least:.2f}×"]
-            for width, seconds in found.items()]  # fmt: skip
     yield (
         f"## {model.shape}, bfloat16: passes after {CONTEXT} tokens\n\n{table(HEADS, rows)}\n\n"
         f"A pass reads {size / 1e9:.2f} GB of weights: {1e3 * least:.2f} ms at this bandwidth."

@@ -42,7 +42,8 @@ class Captured:
         self.used = 0
         """Number of the last replay, among those of all graphs."""
         with torch.cuda.device(device):
-            side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+            side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            current = torch.cuda.current_stream()
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 body()
@@ -143,7 +144,7 @@ class Graphs:
             f"({first_line(error)})"
         )
         self._graphs.clear()
-        # A failed capture leaves torch's generator in capture mode. A capture that succeeds ends it.
+        # A failed capture leaves torch's generator in capture mode; one that succeeds ends that.
         with suppress(Exception):
             number = torch.zeros(1, device=self.device)
             Captured(lambda: (number.add_(1),), self.device, None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def with_store(loaded: LoadedModel, store: str) -> LoadedModel:
     """
     if store not in get_args(Store):
         raise UnknownName("store", store, get_args(Store))
-    found = replace(loaded, store=store)
+    found = replace(loaded, store=cast(Store, store))
     why = refusal(loaded) if store == "static" else None
     if store == "static" and why is None:
         with torch.inference_mode():

@@ -64,11 +64,11 @@ class Buffer:
         """One for each kind of layers."""
         for alike in by_kind(parts).values():
             layers = tuple(layer for part in alike for layer in part.layers)
-            both = (
+            keys, values = (
                 like.new_empty((1, len(layers), like.shape[2], capacity, like.shape[4]))
                 for like in (alike[0].keys, alike[0].values)
             )
-            self.slots.append(Slots(alike[0].window, layers, *both))
+            self.slots.append(Slots(alike[0].window, layers, keys, values))
         self.layers: dict[int, tuple[Window | None, Tensor, Tensor]] = {
             layer: (slots.window, slots.keys[:, i], slots.values[:, i])
             for slots in self.slots
@@ -169,7 +169,8 @@ class StaticStore(PackedStore):
         kind = self._graphs.device.type
         # Under autocast, weights are converted by each pass.
         autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        return 0 < span.cached and span.width <= WIDTHS[-1] and not (recorded or chunk or autocast)
+        fits = span.cached > 0 and span.width <= WIDTHS[-1]
+        return fits and not (recorded or chunk or autocast)
 
     def _fixed(self, row: SequenceRow, span: Span) -> RowOutput:
         """Run a pass over one row, padded with positions that see only themselves."""
