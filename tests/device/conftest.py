@@ -1,7 +1,11 @@
-"""The pretended device for every test of this folder, skipped where there is no compiler."""
+"""The pretended device for every test of this folder, skipped where there is no compiler.
+
+With DRAFTSMITH_TEST_DEVICE=cuda:0, `test_device_paths.py` and `test_device_heads.py` ask a real one.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,12 +23,22 @@ from draftsmith.model.load import load
 
 @pytest.fixture(scope="session", autouse=True)
 def device() -> str:
-    """The device "pretend:0", built and registered."""
+    """The device "pretend:0", built and registered, or the real one."""
+    if real := os.environ.get("DRAFTSMITH_TEST_DEVICE"):
+        return real
     try:
         pretended.install()
     except pretended.NoCompiler as error:
         pytest.skip(str(error))
     return f"{pretended.NAME}:0"
+
+
+@pytest.fixture(scope="session")
+def second(device: str) -> str:
+    """Another device: "pretend:1", a second real one, or the CPU."""
+    other = device.replace("0", "1")
+    real = not device.startswith(pretended.NAME)
+    return "cpu" if real and torch.accelerator.device_count() < 2 else other
 
 
 @pytest.fixture
