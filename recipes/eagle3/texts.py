@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.shared import LIVE, live, recorded
+
 from draftsmith.lab.bench.suites import read
 
 SUITES = ("spec_bench", "mt_bench", "mt_redundant", "humaneval", "gsm8k_json")

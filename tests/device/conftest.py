@@ -1,18 +1,18 @@
 """The pretended device for every test of this folder, skipped where there is no compiler.
 
-With DRAFTSMITH_TEST_DEVICE=cuda:0, `test_device_paths.py` and `test_device_heads.py` ask a real one.
+With DRAFTSMITH_TEST_DEVICE=cuda:0, `test_device_paths.py` and `test_device_heads.py` ask a real
+device. It draws other random numbers than a CPU, so samples are compared with `top_k=1` only.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pretended
 import pytest
 import torch
-from both import IDS, MANY, Both
+from both import IDS, MANY, REAL, Both
 
 import tiny
 from draftsmith.engine.engine import Engine
@@ -24,8 +24,8 @@ from draftsmith.model.load import load
 @pytest.fixture(scope="session", autouse=True)
 def device() -> str:
     """The device "pretend:0", built and registered, or the real one."""
-    if real := os.environ.get("DRAFTSMITH_TEST_DEVICE"):
-        return real
+    if REAL:
+        return REAL
     try:
         pretended.install()
     except pretended.NoCompiler as error:
@@ -33,12 +33,18 @@ def device() -> str:
     return f"{pretended.NAME}:0"
 
 
+@pytest.fixture
+def simulated() -> None:
+    """For tests that need random numbers or rules of the simulated device."""
+    if REAL:
+        pytest.skip(f"{REAL} draws other random numbers, and obeys its own rules")
+
+
 @pytest.fixture(scope="session")
 def second(device: str) -> str:
     """Another device: "pretend:1", a second real one, or the CPU."""
     other = device.replace("0", "1")
-    real = not device.startswith(pretended.NAME)
-    return "cpu" if real and torch.accelerator.device_count() < 2 else other
+    return "cpu" if REAL and torch.accelerator.device_count() < 2 else other
 
 
 @pytest.fixture

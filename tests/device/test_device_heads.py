@@ -47,6 +47,7 @@ def test_a_head_beside_a_target_on_the_device(
     asked(engines_of(model, on(device, model)), drafter.replace("HEAD", head))
 
 
+@pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("drafter", HEADS)
 def test_a_head_on_a_device_like_mps(device: str, head: str, drafter: str) -> None:
     model = build("llama", num_hidden_layers=5)
