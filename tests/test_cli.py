@@ -141,6 +141,17 @@ def test_what_needs_no_model_imports_no_torch(args: list[str]) -> None:
     assert done.stdout.strip().endswith("[]")
 
 
+def test_descriptions_are_wrapped_for_the_terminal() -> None:
+    """Not for the source; examples and indented lines keep their own lines."""
+    about = io.StringIO()
+    application(["run"]).help_print(["run"], console=Console(file=about, width=250))
+    assert "an edit that lost or repeats lines of the file" in about.getvalue()
+    assert '\ndraftsmith run "What is a list comprehension?"\nprintf ' in about.getvalue()
+    configured = io.StringIO()
+    application(["config"]).help_print(["config"], console=Console(file=configured, width=250))
+    assert '\n    [run]\n    model = "smollm2"\n' in configured.getvalue()
+
+
 def test_the_list_of_drafters_imports_no_transformers() -> None:
     code = (
         "import sys; from draftsmith.cli import main\n"
@@ -376,7 +387,7 @@ def test_an_edit_that_repeats_lines_is_told(monkeypatch: pytest.MonkeyPatch) -> 
         answer = SimpleNamespace(tokens=[1], finish_reason="stop", text=text)
         model = SimpleNamespace(context_length=None, name="x")
         say_end(SimpleNamespace(model=model), answer, BEFORE)  # type: ignore[arg-type]
-    assert told == ["note: 4 lines are there again and again; compare before you use it"]
+    assert told == ["note: 4 lines repeated; compare before you use it"]
 
 
 def test_a_loop_is_told_from_a_long_answer() -> None:

@@ -121,9 +121,11 @@ def test_a_submitted_answer_may_be_cancelled_and_waited_for(engine: Engine) -> N
     with pytest.raises(TimeoutError, match="within 0 s"):
         handle.result(timeout=0)
     first = next(handle)
+    assert repr(handle) == "Handle(open)"
     handle.cancel()
     result = handle.result()
     assert result.finish_reason == "cancelled"
+    assert repr(handle) == "Handle(cancelled)"
     assert result.tokens == [first.token, *(piece.token for piece in handle)]
     assert not engine.resources.admitted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,11 +20,13 @@ from draftsmith import accelerate
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.result import GenerationResult
 
+REAL = os.environ.get("DRAFTSMITH_TEST_DEVICE", "")
+"""A real device that is asked instead of the simulated one."""
 IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8] * 3
 MANY = [prompt(9, 1), prompt(30, 2), prompt(17, 3), prompt(9, 1)]
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {
-    "temperature": 0.9, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "seed": 3,
+    "temperature": 0.9, "top_k": 1 if REAL else 30, "top_p": 0.95, "min_p": 0.01, "seed": 3,
     "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1,
     "logit_bias": {5: -1.0},
 }  # fmt: skip

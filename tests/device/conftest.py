@@ -1,4 +1,8 @@
-"""The pretended device for every test of this folder, skipped where there is no compiler."""
+"""The pretended device for every test of this folder, skipped where there is no compiler.
+
+With DRAFTSMITH_TEST_DEVICE=cuda:0, `test_device_paths.py` and `test_device_heads.py` ask a real
+device. It draws other random numbers than a CPU, so samples are compared with `top_k=1` only.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from pathlib import Path
 import pretended
 import pytest
 import torch
-from both import IDS, MANY, Both
+from both import IDS, MANY, REAL, Both
 
 import tiny
 from draftsmith.engine.engine import Engine
@@ -19,12 +23,28 @@ from draftsmith.model.load import load
 
 @pytest.fixture(scope="session", autouse=True)
 def device() -> str:
-    """The device "pretend:0", built and registered."""
+    """The device "pretend:0", built and registered, or the real one."""
+    if REAL:
+        return REAL
     try:
         pretended.install()
     except pretended.NoCompiler as error:
         pytest.skip(str(error))
     return f"{pretended.NAME}:0"
+
+
+@pytest.fixture
+def simulated() -> None:
+    """For tests that need random numbers or rules of the simulated device."""
+    if REAL:
+        pytest.skip(f"{REAL} draws other random numbers, and obeys its own rules")
+
+
+@pytest.fixture(scope="session")
+def second(device: str) -> str:
+    """Another device: "pretend:1", a second real one, or the CPU."""
+    other = device.replace("0", "1")
+    return "cpu" if REAL and torch.accelerator.device_count() < 2 else other
 
 
 @pytest.fixture

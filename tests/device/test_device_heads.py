@@ -47,6 +47,7 @@ def test_a_head_beside_a_target_on_the_device(
     asked(engines_of(model, on(device, model)), drafter.replace("HEAD", head))
 
 
+@pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("drafter", HEADS)
 def test_a_head_on_a_device_like_mps(device: str, head: str, drafter: str) -> None:
     model = build("llama", num_hidden_layers=5)
@@ -55,20 +56,22 @@ def test_a_head_on_a_device_like_mps(device: str, head: str, drafter: str) -> No
 
 
 @pytest.mark.parametrize("drafter", HEADS)
-def test_a_head_over_a_device_map(device: str, head: str, drafter: str) -> None:
+def test_a_head_over_a_device_map(device: str, second: str, head: str, drafter: str) -> None:
     """The layers that it reads are on both devices."""
     model = build("llama", num_hidden_layers=5)
-    there = mapped(model, device, device.replace("0", "1"))
+    there = mapped(model, device, second)
     asked(engines_of(model, there), drafter.replace("HEAD", head))
 
 
-@pytest.mark.parametrize("where", ["cpu", "pretend:0", "pretend:1"])
-def test_a_head_beside_a_default_device(device: str, head: str, where: str) -> None:
+@pytest.mark.parametrize("where", ["cpu", "device", "second"])
+def test_a_head_beside_a_default_device(
+    request: pytest.FixtureRequest, device: str, head: str, where: str
+) -> None:
     model = build("llama", num_hidden_layers=5)
     both = engines_of(model, on(device, model))
     options = {"drafter": f"eagle3(model={head})", "max_new_tokens": 8, "budget": 6}
     cpu = both.expected(MANY, options)
-    with default_device(where):
+    with default_device(where if where == "cpu" else request.getfixturevalue(where)):
         found = both.device.generate(MANY, **options)
     assert [r.tokens for r in found] == [r.tokens for r in cpu]
     assert not any(r.stats.drafter_failures for r in found)

@@ -23,6 +23,7 @@ from cyclopts import (
     UnknownOptionError,
 )
 from cyclopts.help import DefaultFormatter
+from rich.text import Text
 
 import draftsmith
 from draftsmith.cli import completion, defaults
@@ -126,6 +127,13 @@ class _Help(DefaultFormatter):
             text = str(entry.description.primary_renderable).replace("`", "")
             entry.description = " ".join(text.split())
         super().__call__(console, options, panel)
+
+    def render_description(self, console: Any, options: Any, description: Any) -> None:
+        """Print a description; indented lines and examples stay as they are."""
+        about, *examples = re.split(r"\n\n(?=Examples?\n)", str(description.primary_renderable))
+        wrapped = re.sub(r"(?<=\S)\n(?=\S)", " ", about)
+        description.primary_renderable = Text("\n\n".join([wrapped, *examples]))
+        super().render_description(console, options, description)
 
 
 def _shown(default: Any) -> str | None:

@@ -212,4 +212,4 @@ def say_end(engine: Engine, result: GenerationResult, before: str | None = None)
         if lost > LOST_SHARE * had:
             note(f"note: {lost} of the file's {had} lines are gone; compare before you use it")
         elif again > LOST_SHARE * had:
-            note(f"note: {again} lines are there again and again; compare before you use it")
+            note(f"note: {plural(again, 'line')} repeated; compare before you use it")

@@ -167,6 +167,10 @@ class Handle(Iterator[Piece]):
         interrupt could leave locked."""
         thread.submit([sequence], self._hear)
 
+    def __repr__(self) -> str:
+        state = self._job.finish_reason or "cancelled" if self._ended else "open"
+        return f"Handle({state})"
+
     def _hear(self, sequence: TextSequence, ended: bool) -> None:
         while sequence.pieces:
             self._pieces.append(sequence.pieces.popleft())
