@@ -1,4 +1,7 @@
-"""Passes of fixed shapes on the pretended device: nothing in them waits or copies from the host."""
+"""Passes of fixed shapes on a device: nothing in them waits or copies from the host.
+
+On a real one (see `conftest.py`) they are CUDA graphs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ from typing import Any
 
 import pretended
 import pytest
-from both import DRAFTERS, GREEDY, IDS, MANY, SAMPLED, Both, named, on
+import torch
+from both import DRAFTERS, GREEDY, IDS, MANY, REAL, SAMPLED, Both, mapped, named, on, same
 from test_waits import ARMS, LONG, SHORT, engine, per_pass
 
 from architectures import TREES, build
@@ -41,15 +45,20 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return kernels
 
 
+def built(name: str) -> Any:
+    model = build(name, eos_token_id=None)
+    if hasattr(model, "set_experts_implementation"):
+        # A CPU's kernel of "grouped_mm" reads numbers of tokens on the host; CUDA's does not.
+        model.set_experts_implementation("batched_mm")
+    return model
+
+
+@pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("name", sorted(TREES))
 def test_nothing_waits_while_a_pass_is_captured(
     name: str, device: str, captured: list[int]
 ) -> None:
-    model = build(name, eos_token_id=None)
-    if hasattr(model, "set_experts_implementation"):
-        # The CPU's kernel of "grouped_mm" reads numbers of tokens on the host; CUDA's does not.
-        model.set_experts_implementation("batched_mm")
-    found = fixed(Engine(on(device, model)))
+    found = fixed(Engine(on(device, built(name))))
     for sampling in (GREEDY, SAMPLED):
         captured.clear()
         answer = found.generate(IDS, drafter="auto", budget=8, max_new_tokens=20, **sampling)
@@ -58,6 +67,7 @@ def test_nothing_waits_while_a_pass_is_captured(
         assert len(captured) == answer.stats.passes - prompts
 
 
+@pytest.mark.usefixtures("simulated")
 def test_experts_that_the_host_looks_for_cannot_be_captured(
     device: str, captured: list[int]
 ) -> None:
@@ -70,6 +80,36 @@ def test_experts_that_the_host_looks_for_cannot_be_captured(
     assert captured == []
 
 
+@pytest.mark.parametrize("name", sorted(TREES))
+def test_every_architecture(name: str, device: str) -> None:
+    """The CPU's tokens; on a real device, by graphs."""
+    model = built(name)
+    cpu, found = Engine(model), fixed(Engine(on(device, model)))
+    for drafter in ("none", "auto"):
+        options = {"drafter": drafter, "max_new_tokens": 40, "budget": 8}
+        same(cpu.generate(IDS, **options), found.generate(IDS, **options))
+    assert not found.notices
+    assert found.model.graphs.captures == REAL.startswith("cuda")
+
+
+@pytest.mark.skipif(not REAL.startswith("cuda"), reason="needs DRAFTSMITH_TEST_DEVICE=cuda:0")
+def test_after_a_failed_capture_everything_goes_on(device: str) -> None:
+    model = built("llama")
+
+    def wait(_: Any, args: Any) -> None:
+        assert float(args[0].sum()) == float(args[0].sum())
+
+    there = on(device, model)
+    there.model.layers[1].mlp.register_forward_pre_hook(wait)
+    with pytest.warns(UserWarning, match="cannot be captured"):
+        found = Engine(there, store="static")
+    options = {"drafter": "auto", "max_new_tokens": 20, "budget": 8}
+    same(Engine(model).generate(IDS, **options), found.generate(IDS, **options))
+    found.generate(IDS, temperature=0.8, max_new_tokens=8)
+    torch.rand(3, device=device)
+    assert "cannot be captured" in found.notices[-1]
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter(engines: Both, folder: Path, drafter: str) -> None:
     both = Both(engines.cpu, fixed(engines.device), engines._known)
@@ -79,6 +119,7 @@ def test_every_drafter(engines: Both, folder: Path, drafter: str) -> None:
     both.generate(MANY, **options, **GREEDY)
 
 
+@pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("arm", ARMS)
 def test_a_greedy_pass_waits_once(device: str, arm: str) -> None:
     passes, waits = per_pass(fixed(engine(device, 2)), IDS, **ARMS[arm])
@@ -86,6 +127,7 @@ def test_a_greedy_pass_waits_once(device: str, arm: str) -> None:
     assert waits.total() == passes
 
 
+@pytest.mark.usefixtures("simulated")
 def test_copies_may_be_late(device: str) -> None:
     """The inputs stay as they are until the device has read them."""
     own = engine("cpu", 2)
@@ -97,6 +139,7 @@ def test_copies_may_be_late(device: str) -> None:
         assert answer.tokens == own.generate(IDS, **options).tokens
 
 
+@pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("arm", ARMS)
 def test_kernels_of_a_pass_are_bounded(device: str, arm: str, captured: list[int]) -> None:
     """At most 58 + 38 L, all of them in the graph."""
@@ -108,6 +151,7 @@ def test_kernels_of_a_pass_are_bounded(device: str, arm: str, captured: list[int
         assert max(captured) <= 58 + 38 * layers
 
 
+@pytest.mark.usefixtures("simulated")
 def test_shapes_of_a_pass_depend_on_width_and_capacity_alone(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,10 +175,8 @@ def test_shapes_of_a_pass_depend_on_width_and_capacity_alone(
     assert all(len(kinds) == 1 for kinds in seen.values())
 
 
-def test_with_store_finds_a_device_map(device: str) -> None:
-    from both import mapped
-
-    model = mapped(build("llama"), device, "pretend:1")
+def test_a_device_map_keeps_its_store(device: str, second: str) -> None:
+    model = mapped(build("llama"), device, second)
     found = with_store(Engine(model).model, "static")
     assert found.store == "packed"
     assert found.reasons[-1].endswith("its weights are on several devices")
