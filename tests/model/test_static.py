@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ import torch
 import tiny
 from architectures import CHAINS, TREES, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.reading import read
+from draftsmith.core.sampling import Distribution
+from draftsmith.core.target import RowOutput
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnknownName
 from draftsmith.model import graphs, static
@@ -166,6 +170,22 @@ def test_an_idle_row_gives_its_buffer_to_the_next() -> None:
         assert len(engine.resources.prefixes) == seed + 1
         (buffer,) = model.graphs.free.values()
         assert buffer.capacity == 256
+
+
+def test_choices_of_the_target_are_replaced_where_a_sequence_has_its_own() -> None:
+    """By those without its banned ids, or by none where it processes logits."""
+    logits, draft = torch.eye(8)[[3, 5, 3]], Draft.chain([3, 5], "test")
+    output = RowOutput(logits, [3, 5, 3])
+    for distribution, expected in (
+        (Distribution((), greedy=True), [3, 5, 3]),
+        (Distribution((), greedy=True, banned=[3]), [0, 5, 0]),
+        (Distribution((), greedy=False), None),
+        (Distribution((lambda _, scores: scores,), greedy=True), None),
+    ):
+        sequence: Any = SimpleNamespace(distribution=distribution)
+        (found,) = read([sequence], [draft], [output])
+        assert found.choices == expected
+        assert found.logits is logits
 
 
 # --- masks ----------------------------------------------------------------------------------------

@@ -305,8 +305,10 @@ TOYS: dict[str, tuple[str, list[str]]] = {
     "agents": ("--models MODEL --transformers /nowhere",
                ["| 2 | `none` |", "| 2 | `auto` |", ", float32, 2 turns",
                 "`transformers serve` | cannot run: there is no /nowhere"]),
-    "gpu": ("--widths 1 4", ["| toy, float32 | 8 of 8 | 8 of 8 | none |",
-                             "## toy, bfloat16: passes after 256 tokens", "| 4 |",
+    "gpu": ("--widths 1 4", ["| toy, float32, packed | 8 of 8 | 8 of 8 | none |",
+                             "| toy, float32, static | 12 of 12 | 12 of 12 | none |",
+                             "| static | 4 |", "| `auto static` |",
+                             "## toy, bfloat16: passes after 256 tokens", "| packed | 4 |",
                              "## toy: 2 of 2 answers", "| `auto` |", "| `hf:static` |"]),
     "live_smollm2": ("DATA -m MODEL --dtypes bfloat16",
                      ["| all | 7 |", "| mt_redundant, turn 2 | 1 |", "dictated answers"]),
@@ -354,7 +356,7 @@ def test_a_wrong_token_ends_the_benchmark_of_a_device(
     words = ["--quick", "--device", "cpu", "--threads", "1", "-o", str(tmp_path)]
     assert shared.run(gpu.parser(), gpu.measure, words)
     said = (tmp_path / "gpu.md").read_text(encoding="utf-8")
-    assert "| toy, float32 | 0 of 8 | 0 of 8 |" in said
+    assert "| toy, float32, packed | 0 of 8 | 0 of 8 |" in said
     assert said.endswith("The benchmark ends.**\n")
 
 
