@@ -5,6 +5,7 @@ On a real one (see `conftest.py`) they are CUDA graphs.
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return kernels
 
 
+WAITING = {"deepseek_v3", "gemma3n_text", "mixtral"} if version("transformers") < "5" else set()
+"""Models that transformers cannot capture: their experts wait, or they copy from the host."""
+
+
 def built(name: str) -> Any:
     model = build(name, eos_token_id=None)
     if hasattr(model, "set_experts_implementation"):
@@ -58,6 +63,9 @@ def built(name: str) -> Any:
 def test_nothing_waits_while_a_pass_is_captured(
     name: str, device: str, captured: list[int]
 ) -> None:
+    if name in WAITING:
+        assert "is capturing" in Engine(on(device, built(name)), store="static").notices[-1]
+        return
     found = fixed(Engine(on(device, built(name))))
     for sampling in (GREEDY, SAMPLED):
         captured.clear()
@@ -88,6 +96,9 @@ def test_every_architecture(name: str, device: str) -> None:
     for drafter in ("none", "auto"):
         options = {"drafter": drafter, "max_new_tokens": 40, "budget": 8}
         same(cpu.generate(IDS, **options), found.generate(IDS, **options))
+    if name in WAITING and REAL:
+        assert "cannot be captured" in found.notices[-1]
+        return
     assert not found.notices
     assert found.model.graphs.captures == REAL.startswith("cuda")
 
