@@ -299,7 +299,7 @@ def test_sources_and_figures_are_told_when_asked(client: TestClient) -> None:
 def test_figures_tell_what_came_from_earlier_answers() -> None:
     body = {"prompt": "the quick brown fox jumps", "max_tokens": 40, "min_tokens": 40}
     body |= {"return_stats": True, "return_sources": True}
-    with client_of(api_of(engine(answers=4_000_000))) as client:
+    with client_of(api_of(engine(answers=4_000_000, budget=8))) as client:
         first, again = (client.post("/v1/completions", json=body).json() for _ in range(2))
         (gauge,) = [line for line in client.get("/metrics").text.splitlines()
                     if line.startswith("draftsmith:accepted_tokens_by_source_total")

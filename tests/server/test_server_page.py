@@ -126,7 +126,7 @@ def test_the_page_shows_what_earlier_answers_gave(tmp_path: Path) -> None:
     body = "{prompt: 'the quick brown fox jumps', max_tokens: 40, min_tokens: 40, stream: true, "
     body += "return_sources: true, return_drafts: true, return_stats: true}"
     with (
-        listening(api_of(engine(answers=4_000_000))) as address,
+        listening(api_of(engine(answers=4_000_000, budget=8))) as address,
         browser(tmp_path / "profile") as page,
     ):
         page.call("Page.navigate", url=address + "/")
