@@ -92,5 +92,6 @@ def test_the_benchmark_of_a_device_runs(there: str, tmp_path: Path) -> None:
     assert not shared.run(gpu.parser(), gpu.measure, words)
     found = (tmp_path / "gpu.md").read_text(encoding="utf-8")
     assert f"| device | {there.split(':')[0]} (Pretended accelerator 0) |" in found
-    assert "| toy, float32 | 8 of 8 | 8 of 8 | none |" in found
+    assert "| toy, float32, packed | 8 of 8 | 8 of 8 | none |" in found
+    assert "| toy, float32, static | 12 of 12 | 12 of 12 | none |" in found
     assert "## toy: 2 of 2 answers" in found
