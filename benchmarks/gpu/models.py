@@ -71,7 +71,7 @@ class Model:
         if before is None or before.dtype != dtype:
             self._loaded.clear()
             live = self._random() if before is None else before.model
-            before = self._loaded["packed"] = load(live.to(dtype))
+            before = self._loaded["packed"] = load(live.to(dtype), store="packed")
         before.model.recite([], [])
         if store not in self._loaded:
             self._loaded[store] = with_store(before, store)

@@ -186,6 +186,11 @@ def test_shapes_of_a_pass_depend_on_width_and_capacity_alone(
     assert all(len(kinds) == 1 for kinds in seen.values())
 
 
+@pytest.mark.skipif(not REAL.startswith("cuda"), reason="needs DRAFTSMITH_TEST_DEVICE=cuda:0")
+def test_it_is_the_default(device: str) -> None:
+    assert Engine(on(device, built("llama"))).model.store == "static"
+
+
 def test_a_device_map_keeps_its_store(device: str, second: str) -> None:
     model = mapped(build("llama"), device, second)
     found = with_store(Engine(model).model, "static")

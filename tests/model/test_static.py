@@ -25,7 +25,7 @@ from draftsmith.model.masks import Span, ancestor_bits, visible, visible_slots
 from draftsmith.model.probe import with_store
 from draftsmith.model.runner import Runner
 from draftsmith.model.windows import Window
-from frozen import freeze, unable
+from frozen import Frozen, freeze, unable
 from replica import check_step, fresh, loaded, random_draft
 
 IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8] * 3
@@ -306,6 +306,24 @@ def test_store_is_an_option() -> None:
             call(live, store="statik")
     with pytest.raises(OptionError, match="exact=True has a store of its own"):
         Engine(live, store="static", exact=True)
+
+
+@pytest.mark.parametrize("store", [None, "packed", "static"])
+def test_graphs_are_the_default_where_they_can_be_captured(
+    store: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = build("llama")
+    monkeypatch.setattr(graphs, "CAPTURED", ("cpu",))
+    monkeypatch.setattr(graphs, "memory_of_graphs", object)
+    monkeypatch.setattr(graphs, "Captured", Frozen)
+    assert Engine(live, store=store).model.store == (store or "static")
+    monkeypatch.setattr(graphs, "Captured", unable)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        found = Engine(live, store=store)
+    assert found.model.store == (store or "packed")
+    assert len(seen) == len(found.notices) == (store != "packed")
+    assert all("operation not permitted" in one for one in found.notices)
 
 
 @pytest.mark.parametrize("name", ["falcon", "mamba2", "longrope"])

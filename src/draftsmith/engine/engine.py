@@ -124,8 +124,8 @@ class Engine:
         `model.prepacked` lists them.
         `exact`: compute every token in the same way in any pass, so that answers equal those of
         plain decoding to the bit, in half precision, too (docs/exact.md).
-        `store`: "packed" or "static", where keys and values are kept; None: as the model was
-        loaded. With "static", passes can be CUDA graphs (docs/gpu.md).
+        `store`: "packed" or "static", where keys and values are kept (docs/gpu.md); None: as the
+        model was loaded, or "static" where passes can be CUDA graphs.
         `dtype`, `device`, `device_map`, `revision` and `trust_remote_code` are options of `load`,
         for a model that is loaded here.
 
@@ -158,12 +158,12 @@ class Engine:
                     "tokenizer, dtype, device, device_map and revision are options of load(), "
                     "which has returned this model already"
                 )
+            if store is not None and store != model.store:
+                model = with_store(model, store)
         else:
             if exact and device is None and device_map is None and isinstance(model, str | Path):
                 places = dtype, "cpu", None  # exact passes exist on the CPU only
-            model = load(model, tokenizer, *places, trust_remote_code, revision, prepack)
-        if store is not None and store != model.store:
-            model = with_store(model, store)
+            model = load(model, tokenizer, *places, trust_remote_code, revision, prepack, store)
         if exact and model.exact is None:
             model = exactly(model)
         self.model: LoadedModel = model

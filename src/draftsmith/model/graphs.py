@@ -18,6 +18,8 @@ from torch import Tensor
 
 from draftsmith.errors import first_line
 
+CAPTURED = ("cuda",)
+"""Types of devices on which passes are captured."""
 MOST_GRAPHS = 64
 """Maximum number of graphs; the least recently used one is dropped for another."""
 WIDEST = 128
@@ -67,7 +69,7 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.captures = device.type == "cuda"
+        self.captures = device.type in CAPTURED
         """Whether passes are captured; False on other devices, and after a failure."""
         self.failure: str | None = None
         """Why passes are not captured any more."""

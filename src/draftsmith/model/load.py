@@ -58,7 +58,7 @@ def load(
     trust_remote_code: bool = False,
     revision: str | None = None,
     prepack: bool = False,
-    store: str = "packed",
+    store: str | None = None,
 ) -> LoadedModel:
     """Load a causal language model and test how it can be run.
 
@@ -69,14 +69,14 @@ def load(
     `dtype` defaults to the checkpoint's, or to float32 on a CPU that does not compute in the
     checkpoint's dtype (`model.dtype`). "auto" is the checkpoint's on every machine. `device`
     defaults to `devices.usual`, the machine's accelerator if it has one. `prepack` lays out the
-    linear layers of a model that is read here for this CPU (`model.prepack`). `store="static"`
-    gives passes fixed shapes, so that they can be CUDA graphs (`model.static`); a model that cannot
-    have them keeps the store "packed", and its capabilities name the reason.
+    linear layers of a model that is read here for this CPU (`model.prepack`). `store`: "packed";
+    "static", so that passes can be CUDA graphs (`model.static`); None: "static" where such a graph
+    can be captured. A model that cannot have it is "packed", and its capabilities name the reason.
 
     Raises LoadError if something is missing, UnsupportedError if the model cannot generate text
     left to right, OptionError for options that do not apply to a live model.
     """
-    if store not in get_args(Store):
+    if store is not None and store not in get_args(Store):
         raise UnknownName("store", store, get_args(Store))
     packed = widened = None
     if isinstance(model, str | Path) and device is None and device_map is None:

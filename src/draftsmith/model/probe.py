@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast, get_args
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from draftsmith.core.draft import EMPTY
-from draftsmith.errors import UnknownName, UnsupportedError, WriteError, first_line
+from draftsmith.errors import UnsupportedError, WriteError, first_line
+from draftsmith.model import graphs
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.loaded import LoadedModel, Store
 from draftsmith.model.own_cache import first_recurrent_state
@@ -60,16 +61,16 @@ def probe(loaded: LoadedModel) -> Capabilities:
     return replace(found, windows=any(windows_by_layer(loaded.config)))
 
 
-def with_store(loaded: LoadedModel, store: str) -> LoadedModel:
+def with_store(loaded: LoadedModel, store: str | None) -> LoadedModel:
     """Return the model with a key/value store; with "packed" where it cannot use that one.
 
-    The reason is then among those of its capabilities. Raises UnknownName.
+    None is "static" where its passes can be captured. The reason against it is then among those of
+    the model's capabilities.
     """
-    if store not in get_args(Store):
-        raise UnknownName("store", store, get_args(Store))
-    found = replace(loaded, store=cast(Store, store))
-    why = refusal(loaded) if store == "static" else None
-    if store == "static" and why is None:
+    wanted = store or ("static" if loaded.device.type in graphs.CAPTURED else "packed")
+    found = replace(loaded, store=cast(Store, wanted))
+    why = refusal(loaded) if wanted == "static" else None
+    if wanted == "static" and why is None:
         with torch.inference_mode():
             reference = Reference.of(loaded, at_once=True)
             try:
@@ -78,6 +79,8 @@ def with_store(loaded: LoadedModel, store: str) -> LoadedModel:
                 raise
             except Exception as error:  # models are third-party code
                 why = first_line(error)
+        if store is None and why is None:
+            why = found.graphs.failure
     if why is None:
         return found
     reasons = *loaded.capabilities.reasons, f"passes of fixed shapes: {why}"
