@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftsmith.core.draft import Draft
+from draftsmith.core.target import RowOutput
 from draftsmith.model.attention import Form
 from draftsmith.model.exact.kernel import attend
 from draftsmith.model.exact.widths import Widths
@@ -91,6 +93,10 @@ class ExactStore(PackedStore):
     def __init__(self, widths: Widths, *options: Any) -> None:
         super().__init__(*options)
         self._exact_widths = widths
+
+    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
+        with self._exact_widths.pieces():
+            return super().verify(rows, drafts)
 
     def _fill(self, tokens: list[int], positions: list[int], wanted: list[int]) -> None:
         more = self._exact_widths.at_least(len(tokens)) - len(tokens)

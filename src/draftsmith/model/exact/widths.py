@@ -3,21 +3,24 @@
 A matrix product may use another kernel, or another order of summation, for another number of rows.
 So a pass over random tokens is recorded, and every kind of module in it computes some of its rows
 again at every width from 1 to 64, with one thread and with all. Passes then only use widths that
-gave the same bits everywhere; others are padded.
+gave the same bits everywhere; others are padded. Where the kernel changes at a larger width, as
+oneDNN's does on processors with AMX, matrix products of more rows are computed in pieces.
 
 Shapes: `R` rows of the recorded pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
 
 from draftsmith.errors import UnsupportedError, first_line
 
@@ -29,6 +32,28 @@ _FEW = 8
 """Kernels differ most up to this number of rows."""
 _MAX_LEAST_WIDTH = 4
 """Largest acceptable minimum width: a plain pass would compute as many rows."""
+PRODUCTS = {
+    linear: 0,
+    torch.addmm: 1,  # transformers' Conv1D
+    torch.ops.mkldnn._linear_pointwise.default: 0,  # model.prepack
+}
+"""Matrix products of layers → place of the argument (…, rows, in)."""
+
+
+class Pieces(TorchFunctionMode):
+    """While this context is open, matrix products take at most `most` rows at once."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, place = kwargs or {}, PRODUCTS.get(func)
+        if place is None or args[place].ndim < 2 or args[place].shape[-2] <= self.most:
+            return func(*args, **kwargs)
+        before, x, after = args[:place], args[place], args[place + 1 :]
+        pieces = torch.split(x, self.most, -2)
+        return torch.cat([func(*before, piece, *after, **kwargs) for piece in pieces], -2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +91,13 @@ class Widths:
         """Test all widths; raises UnsupportedError if too few agree."""
         self._parts = parts
         self._threads = {torch.get_num_threads()}
-        bad: dict[int, str] = {}
-        for width in range(1, ROWS + 1):
-            other = next((part.name for part in parts if not part.agrees(width)), None)
-            if other is not None:
-                bad[width] = other
+        self.most: int | None = None
+        """Maximum number of rows of a matrix product; None: no limit."""
+        bad = self._disagreeing(range(1, ROWS + 1))
+        if ROWS in bad and len(bad) < ROWS:
+            self.most = max(width for width in range(1, ROWS) if width not in bad)
+            lower = {width: name for width, name in bad.items() if width < self.most}
+            bad = lower | self._disagreeing(range(self.most + 1, ROWS + 1))
         self._known = {width: width not in bad for width in range(1, ROWS + 1)}
         self.allowed = [width for width in range(1, ROWS + 1) if width not in bad]
         """Widths up to R."""
@@ -85,6 +112,10 @@ class Widths:
         with _threads(1):
             self.at_least(1)
             self.at_least(ROWS)
+
+    def pieces(self) -> AbstractContextManager[Any]:
+        """Context in which passes compute."""
+        return nullcontext() if self.most is None else Pieces(self.most)
 
     def at_least(self, width: int) -> int:
         """Smallest allowed width from `width` on. Raises UnsupportedError if none agrees."""
@@ -102,20 +133,30 @@ class Widths:
         return width
 
     def _check(self, width: int, when: str) -> None:
-        for part in self._parts:
-            if not part.agrees(width):
-                raise UnsupportedError(
-                    f"exact=True: {part.name} computes other bits in passes of {width} rows{when}; "
-                    "decode without exact=True"
-                )
+        for name in self._disagreeing([width]).values():
+            raise UnsupportedError(
+                f"exact=True: {name} computes other bits in passes of {width} rows{when}; "
+                "decode without exact=True"
+            )
+
+    def _disagreeing(self, widths: Iterable[int]) -> dict[int, str]:
+        """Return the widths of these at which a row comes out differently, with a part's name."""
+        found = {}
+        with self.pieces():
+            for width in widths:
+                name = next((part.name for part in self._parts if not part.agrees(width)), None)
+                if name is not None:
+                    found[width] = name
+        return found
 
     def explain(self) -> str:
         """Return the allowed widths as a sentence for a person."""
         refused = [width for width in range(1, ROWS + 1) if width not in self.allowed]
+        how = "" if self.most is None else f"; matrix products take up to {self.most} rows at once"
         if not refused:
-            return "rows are bit-equal in passes of any width"
+            return f"rows are bit-equal in passes of any width{how}"
         some = ", ".join(map(str, refused[:8])) + (", …" if len(refused) > 8 else "")
-        return f"rows are bit-equal; passes of {some} rows are padded to the next width"
+        return f"rows are bit-equal; passes of {some} rows are padded to the next width{how}"
 
 
 def watched(model: Module, run: Callable[[], Any]) -> list[_Part]:
