@@ -106,6 +106,9 @@ def options_of(*words: str) -> dict[str, tuple[str, ...]]:
 def test_version() -> None:
     result = call("--version")
     assert (result.exit_code, result.stdout) == (0, f"draftsmith {draftsmith.__version__}\n")
+    module = [sys.executable, "-m", "draftsmith", "--version"]
+    done = subprocess.run(module, capture_output=True, text=True, check=True)
+    assert done.stdout == result.stdout
 
 
 @pytest.mark.parametrize("command", ["demo", "run", "chat", "drafters", "doctor"])

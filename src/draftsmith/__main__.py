@@ -1,0 +1,5 @@
+"""Runs the command: `python -m draftsmith`."""
+
+from draftsmith.cli import main
+
+main()
