@@ -45,6 +45,8 @@ _MOST_NOISE = 0.05
 """Tolerances exceed this only up to a trial's change: above, the next token often differs."""
 _SENSITIVE = 10
 """A position this many times more sensitive than the median has no such limit."""
+_DECIDED = 0.5
+"""Nor has one where last bits change the logits by this much: rounding decides them."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,8 @@ def _expected(
     least = floor(loaded)
 
     def tolerance(change: float) -> float:
-        most = math.inf if change > _SENSITIVE * usual else max(_MOST_NOISE, change / _MARGIN)
+        free = change > min(_SENSITIVE * usual, _DECIDED)
+        most = math.inf if free else max(_MOST_NOISE, change / _MARGIN)
         return min(max(least, change), most)
 
     return [
