@@ -5,9 +5,9 @@
 SmolLM2 repeats its plain greedy answers to prompts of ten kinds. At each place of the answer, a
 *simulated* head names the model's own 64 best tokens, with normal noise on their logits. The noise
 is so strong that the head's best token is the model's in the given share of the places, at every
-depth. Off the answer it names what follows another place. A pass costs 0.1 plain passes for the
-head and 0.013 for each node, so all counts are the same on every machine. "Tokens per cost" has the
-cost of a plain pass as its unit.
+depth; a temperature calibrates its probabilities. Off the answer it names what follows another
+place. A pass costs 0.1 plain passes for the head and 0.013 for each node, so all counts are the
+same on every machine. "Tokens per cost" has the cost of a plain pass as its unit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from benchmarks import shared
 from benchmarks.shared import Blocks, Options, run, table
-from benchmarks.simulated import Plain, Simulated, WithHead, noisy, strength_for
+from benchmarks.simulated import Plain, Quality, Simulated, WithHead, noisy, quality_for
 from draftsmith import Engine
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters.auto import NODE_COST, Auto
@@ -43,11 +43,11 @@ def parser() -> Options:
     return made
 
 
-def counts(engine: Engine, one: Plain, nodes: int, strength: float | None) -> list[int]:
+def counts(engine: Engine, one: Plain, nodes: int, quality: Quality | None) -> list[int]:
     """Return tokens, passes, drafted nodes, and passes of the head; None: without one."""
     head, drafter, row = None, Auto(), one.row
-    if strength is not None:
-        head = Simulated(row.output_ids, noisy(one.logits, one.noise, strength)[0])
+    if quality is not None:
+        head = Simulated(row.output_ids, noisy(one.logits, one.noise, quality)[0])
         drafter = WithHead(drafter.bind(engine.model.facts), head)
     options: dict[str, Any] = {"max_new_tokens": len(row.output_ids), "temperature": 0.0}
     found = engine.generate(row.prompt_ids, drafter=drafter, budget=nodes, **options)
@@ -65,15 +65,15 @@ def measure(args: argparse.Namespace) -> Blocks:
         for row in shared.answers(args.output, f"{args.name}.plain", plan).rows
     ]
     every = [torch.cat(parts) for parts in zip(*(one[1:] for one in plain), strict=True)]
-    heads: dict[str, float | None] = {"no head": None}
-    heads |= {f"right in {share:g}": strength_for(share, *every) for share in args.shares}
+    heads: dict[str, Quality | None] = {"no head": None}
+    heads |= {f"right in {share:g}": quality_for(share, *every) for share in args.shares}
     engine = Engine(model)
     for nodes in args.nodes:
         lines = list[list[str]]()
-        for name, strength in heads.items():
+        for name, quality in heads.items():
             found = [
                 args.results.recall(
-                    name, [one.row.prompt_ids, nodes], partial(counts, engine, one, nodes, strength)
+                    name, [one.row.prompt_ids, nodes], partial(counts, engine, one, nodes, quality)
                 )
                 for one in plain
             ]

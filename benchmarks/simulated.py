@@ -90,21 +90,48 @@ class WithHead(Drafter):
         return state
 
 
-def noisy(logits: Tensor, noise: Tensor, strength: float) -> tuple[Any, float]:
-    """Return the rows, (n,) ROW, of a head of a noise, and how often its best token is right."""
+class Quality(NamedTuple):
+    """How good a simulated head is."""
+
+    strength: float
+    """Standard deviation of the noise on its logits."""
+    temperature: float
+    """What its logits are divided by, so that its probabilities are calibrated."""
+
+
+def noisy(logits: Tensor, noise: Tensor, quality: Quality) -> tuple[Any, float]:
+    """Return the rows, (n,) ROW, of a head, and how often its best token is right."""
     probs, ids = logits.softmax(-1).topk(BEST)
-    changed = probs.log() + strength * noise
-    rest = (1 - probs.sum(-1, keepdim=True)).clamp_min(1e-6).log()  # all others, without noise
-    found, places = torch.cat([changed, rest], -1).softmax(-1)[:, :-1].topk(TOP)
+    found, places = _probs(probs, noise, quality)[:, :-1].topk(TOP)
     rows = np.zeros(len(found), ROW)
     rows["tokens"], rows["probs"] = ids.gather(-1, places), found * WHOLE
     return rows, float((places[:, 0] == 0).float().mean())
 
 
-def strength_for(share: float, logits: Tensor, noise: Tensor) -> float:
-    """Return the noise with which a head is right in this share of the places."""
+def _probs(probs: Tensor, noise: Tensor, quality: Quality) -> Tensor:
+    """Probabilities (n, BEST + 1) that a head gives the best tokens, and all others together."""
+    rest = (1 - probs.sum(-1, keepdim=True)).clamp_min(1e-6).log()  # without noise
+    changed = torch.cat([probs.log() + quality.strength * noise, rest], -1)
+    return (changed / quality.temperature).softmax(-1)
+
+
+def quality_for(share: float, logits: Tensor, noise: Tensor) -> Quality:
+    """Return the quality of a head that is right in this share of the places.
+
+    Its temperature gives the model's best tokens the highest likelihood.
+    """
+    probs = logits.softmax(-1).topk(BEST)[0]
+
+    def right(strength: float) -> float:
+        found = _probs(probs, noise, Quality(strength, 1.0))[:, :-1]
+        return float((found.argmax(-1) == 0).float().mean())
+
+    def surprise(temperature: float) -> float:
+        found = _probs(probs, noise, Quality(low, temperature))[:, 0]
+        return float(-found.clamp_min(1e-9).log().mean())
+
     low, high = 0.0, 64.0
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if noisy(logits, noise, middle)[1] > share else (low, middle)
-    return low
+        low, high = (middle, high) if right(middle) > share else (low, middle)
+    return Quality(low, min((1 + step / 8 for step in range(33)), key=surprise))

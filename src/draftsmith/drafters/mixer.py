@@ -113,7 +113,8 @@ class Mixer(NamedTuple):
     weights: Any
     """(AFTER + ORDERS^K * NAMED, I + 1) sets of weights and a bias. Two sets are added: one
     selected by what followed the last token, one by the longest context of each index that contains
-    the candidate and by whether the row contains it."""
+    the candidate and by whether the row contains it. `with_head` adds as many of the latter, for
+    candidates that the head names."""
 
     def copy(self) -> Mixer:
         """Return a copy with separate arrays."""
@@ -139,19 +140,25 @@ def new_mixer(indexes: int) -> Mixer:
 
 def new_head(indexes: int) -> Mixer:
     """Return the input of a head (`with_head`), with all numbers 0."""
-    return Mixer(np.zeros((1, CELLS), CELL), np.zeros((len(new_mixer(indexes).weights), 1)))
+    sets, width = new_mixer(indexes).weights.shape
+    return Mixer(np.zeros((1, CELLS), CELL), np.zeros((2 * sets - AFTER, width + 1)))
 
 
 def with_head(mixer: Mixer, head: Mixer) -> Mixer:
-    """Add the input of a head: its cells (1, CELLS), and its weight in every set (sets, 1)."""
-    weights = [mixer.weights[:, :-1], head.weights, mixer.weights[:, -1:]]
-    return Mixer(np.concatenate([mixer.cells, head.cells]), np.concatenate(weights, axis=1))
+    """Add the input of a head: its cells (1, CELLS), its weight in every set, and the sets of
+    weights for candidates that it names."""
+    weights, sets = head.weights.copy(), len(mixer.weights)
+    weights[:sets, :-2], weights[:sets, -1] = mixer.weights[:, :-1], mixer.weights[:, -1]
+    return Mixer(np.concatenate([mixer.cells, head.cells]), weights)
 
 
 def without_head(mixer: Mixer) -> tuple[Mixer, Mixer]:
     """Undo `with_head`: return the mixer, and what it has learned of the head."""
-    head = Mixer(mixer.cells[-1:].copy(), mixer.weights[:, -2:-1].copy())
-    return Mixer(mixer.cells[:-1].copy(), np.delete(mixer.weights, -2, axis=1)), head
+    sets = (len(mixer.weights) + AFTER) // 2
+    own = Mixer(mixer.cells[:-1].copy(), np.delete(mixer.weights[:sets], -2, axis=1))
+    head = Mixer(mixer.cells[-1:].copy(), mixer.weights.copy())
+    head.weights[:sets, :-2] = head.weights[:sets, -1] = 0
+    return own, head
 
 
 @inlined
@@ -179,7 +186,7 @@ def predict(
         sort_followers(indexes[k], k * ORDERS, candidates, lookup, count)
     sort_row(rows, row, candidates, lookup, count)
     if row + 1 < lookup.inputs:
-        sort_head(head, row + 1, candidates, lookup)
+        sort_head(head, row + 1, candidates, lookup, (len(mixer.weights) - AFTER) // 2)
     for i in range(count):
         lookup.slots[candidates[i].slot] = 0
     mix(mixer, candidates, lookup, count)
@@ -401,16 +408,21 @@ def sort_row(rows: Any, row: int, candidates: Any, lookup: Any, count: int) -> N
 
 
 @inlined
-def sort_head(head: Any, row: int, candidates: Any, lookup: Any) -> None:
-    """Sort each candidate that the head's row names into its cell."""
+def sort_head(head: Any, row: int, candidates: Any, lookup: Any, named: int) -> None:
+    """Sort each candidate that the head's row names into its cell, and choose its weights.
+
+    `named`: number of the first set of weights for such candidates.
+    """
     place = lookup.found[row]
     if place < 0:
         return
     for i in range(TOP):
         candidate = lookup.slots[slot_of(candidates, lookup, head[place].tokens[i])]
         if candidate:
+            one = candidates[candidate - 1]
             rank = i if i < 4 else 4 if i < 6 else 5
-            candidates[candidate - 1].cells[row] = rank * PROBS + prob_class(head[place].probs[i])
+            one.cells[row] = rank * PROBS + prob_class(head[place].probs[i])
+            one.weights = named + one.weights % named
 
 
 # --- probabilities -------------------------------------------------------------------------------

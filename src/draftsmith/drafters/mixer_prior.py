@@ -63,7 +63,9 @@ def untaught_head(mixer: Mixer) -> Mixer:
     head = new_head(mixer.indexes)
     prob = np.full(head.cells.shape, 0.02)
     prob[:, : RANKS * PROBS] = np.tile(CALIBRATED, RANKS)
-    head.weights[AFTER:] = 0.3
+    head.weights[AFTER:, -2] = 0.3
+    named = head.weights[len(mixer.weights) :]
+    named[:, :-2], named[:, -1] = mixer.weights[AFTER:, :-1], mixer.weights[AFTER:, -1]
     return _filled(head, prob)
 
 
