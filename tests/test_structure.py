@@ -28,7 +28,7 @@ ORDER = [
     {"engine"},
     {"integrations", "server", "testing"},
     {"cli"},
-    {"lab"},
+    {"lab", "__main__"},
 ]
 """Lower never imports higher."""
 
