@@ -47,7 +47,7 @@ def counts(engine: Engine, one: Plain, nodes: int, quality: Quality | None) -> l
     """Return tokens, passes, drafted nodes, and passes of the head; None: without one."""
     head, drafter, row = None, Auto(), one.row
     if quality is not None:
-        head = Simulated(row.output_ids, noisy(one.logits, one.noise, quality)[0])
+        head = Simulated(row.output_ids, noisy(one.logits, one.noise, quality))
         drafter = WithHead(drafter.bind(engine.model.facts), head)
     options: dict[str, Any] = {"max_new_tokens": len(row.output_ids), "temperature": 0.0}
     found = engine.generate(row.prompt_ids, drafter=drafter, budget=nodes, **options)

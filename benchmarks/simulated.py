@@ -99,13 +99,13 @@ class Quality(NamedTuple):
     """What its logits are divided by, so that its probabilities are calibrated."""
 
 
-def noisy(logits: Tensor, noise: Tensor, quality: Quality) -> tuple[Any, float]:
-    """Return the rows, (n,) ROW, of a head, and how often its best token is right."""
+def noisy(logits: Tensor, noise: Tensor, quality: Quality) -> Any:
+    """Return the rows, (n,) ROW, of a head."""
     probs, ids = logits.softmax(-1).topk(BEST)
     found, places = _probs(probs, noise, quality)[:, :-1].topk(TOP)
     rows = np.zeros(len(found), ROW)
     rows["tokens"], rows["probs"] = ids.gather(-1, places), found * WHOLE
-    return rows, float((places[:, 0] == 0).float().mean())
+    return rows
 
 
 def _probs(probs: Tensor, noise: Tensor, quality: Quality) -> Tensor:

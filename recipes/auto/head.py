@@ -36,7 +36,7 @@ FASTER = 5
 def read(one: Plain, quality: Quality) -> Passes:
     """Return an answer with the rows of the model, and of a head of this quality."""
     prompt, ids = len(one.row.prompt_ids), [*one.row.prompt_ids, *one.row.output_ids]
-    own, head = noisy(one.logits, one.noise, quality)[0], np.zeros((PASS, len(ids)), ROW)
+    own, head = noisy(one.logits, one.noise, quality), np.zeros((PASS, len(ids)), ROW)
     for k in range(PASS):
         first = max(0, 1 + k - prompt)
         head[k, prompt - 1 - k + first : len(ids) - 1 - k] = own[first:]
@@ -48,7 +48,7 @@ def teach(mixer: Mixer, passes: Sequence[Passes], bigrams: Any) -> Mixer:
     """Return the input of a head, learned beside a mixer that stays as it is."""
     found = untaught_head(mixer)
     for one, earlier, rate in in_turns(passes, mixer.indexes):
-        joined = with_head(mixer.copy(), found)
+        joined = with_head(mixer, found)
         read_on(joined, one, earlier, FASTER * rate, bigrams)
         _, found = without_head(joined)
     return found
