@@ -95,7 +95,9 @@ class ExactStore(PackedStore):
         self._exact_widths = widths
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        with self._exact_widths.pieces():
+        # `most` is an allowed width, so padding leaves a pass on its side of it.
+        width = sum(row.taken + len(draft) for row, draft in zip(rows, drafts, strict=True))
+        with self._exact_widths.pieces(width):
             return super().verify(rows, drafts)
 
     def _fill(self, tokens: list[int], positions: list[int], wanted: list[int]) -> None:

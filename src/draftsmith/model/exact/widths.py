@@ -113,9 +113,9 @@ class Widths:
             self.at_least(1)
             self.at_least(ROWS)
 
-    def pieces(self) -> AbstractContextManager[Any]:
-        """Context in which passes compute."""
-        return nullcontext() if self.most is None else Pieces(self.most)
+    def pieces(self, width: int) -> AbstractContextManager[Any]:
+        """Context in which a pass of this width computes. Narrow ones do not pay for `Pieces`."""
+        return nullcontext() if self.most is None or width <= self.most else Pieces(self.most)
 
     def at_least(self, width: int) -> int:
         """Smallest allowed width from `width` on. Raises UnsupportedError if none agrees."""
@@ -142,11 +142,11 @@ class Widths:
     def _disagreeing(self, widths: Iterable[int]) -> dict[int, str]:
         """Return the widths of these at which a row comes out differently, with a part's name."""
         found = {}
-        with self.pieces():
-            for width in widths:
+        for width in widths:
+            with self.pieces(width):
                 name = next((part.name for part in self._parts if not part.agrees(width)), None)
-                if name is not None:
-                    found[width] = name
+            if name is not None:
+                found[width] = name
         return found
 
     def explain(self) -> str:
