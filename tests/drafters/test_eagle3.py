@@ -215,6 +215,30 @@ def test_exact_passes_read_a_head_beside_them(drafter: str, folder: str) -> None
     assert sum(one.stats.drafted for one in drafted) > 40
 
 
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_a_half_precision_head_beside_a_float32_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: torch.dtype, native: bool
+) -> None:
+    """It computes in its own dtype if the processor does; answers are the target's in any case."""
+    monkeypatch.setattr("draftsmith.model.dtype.computes_in", lambda _: native)
+    model = build("llama", num_hidden_layers=5, hidden_size=32)
+    tensors = random_head(32, VOCAB, 40, norm_output=True)
+    del tensors["embed_tokens.weight"]
+    tensors = {n: t.to(half) if t.is_floating_point() else t for n, t in tensors.items()}
+    folder = save(tmp_path / "head", tensors, layer_ids=LAYERS, norm_output=True)
+    engine, ids = Engine.from_pretrained(model), prompt(30, seed=2)
+    head = Eagle3(folder).bind(engine.model.facts).head
+    assert head.fuse.fc.weight.dtype == (half if native else torch.float32)
+    assert head.embeddings.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    plain, drafted, fused = (
+        engine.generate(ids, max_new_tokens=30, drafter=drafter.format(folder), budget=6)
+        for drafter in ("none", "eagle3(model={})", "auto(head=eagle3(model={}))")
+    )
+    assert plain.tokens == drafted.tokens == fused.tokens
+    assert drafted.stats.drafted > 40
+
+
 def test_behind_the_models_own_generate(folder: str) -> None:
     model, ids = target(), torch.tensor([prompt(40, seed=1)])
     options = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0}

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters.trained_head import BoundHead, HeadDrafter
@@ -40,6 +42,7 @@ class Eagle3(HeadDrafter):
 
     def bind(self, model: ModelFacts) -> Drafter:
         """Read the head; raises LoadError or UnsupportedError where it does not fit the model."""
+        from draftsmith.model.dtype import dtype_beside
         from draftsmith.model.heads import eagle3_files
         from draftsmith.model.heads.eagle3 import build, usual_layers
         from draftsmith.model.heads.head import embeddings_of
@@ -64,8 +67,10 @@ class Eagle3(HeadDrafter):
                 f"{self.model} reads states of the width {files.target_width}, and this model's "
                 f"have {own_width}"
             )
-        like = files.tensors["fc.weight"] if model.model is None else model.model
-        head = build(files, len(layers), model.device, like.dtype, self.model)
-        head.embeddings = embeddings.to(model.device, like.dtype)
+        stored = files.tensors["fc.weight"].dtype
+        target = stored if model.model is None else model.model.dtype
+        dtype = dtype_beside(target, stored, torch.device(model.device))
+        head = build(files, len(layers), model.device, dtype, self.model)
+        head.embeddings = embeddings.to(model.device)
         head.ids = None if ids is None else ids.to(model.device)
         return BoundHead.of(self, head, Needs(layers, fold=head.fuse), model)

@@ -1,6 +1,6 @@
-"""The default dtype of a model.
+"""The default dtypes of a model and of a trained head beside it.
 
-It is the checkpoint's, or float32 on a CPU that does not compute in the checkpoint's.
+A model's is the checkpoint's, or float32 on a CPU that does not compute in the checkpoint's.
 """
 
 from __future__ import annotations
@@ -43,3 +43,13 @@ def widen(model: Any) -> torch.dtype | None:
         return None
     model.float()
     return had
+
+
+def dtype_beside(target: torch.dtype, own: torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the dtype for a head with a checkpoint of the dtype `own`: that of its target.
+
+    A half-precision head beside a float32 target keeps its own if the processor computes in it. It
+    is then half as large, and only drafts depend on its rounding.
+    """
+    half = own in _ARITHMETIC and target == torch.float32
+    return own if half and (device.type != "cpu" or computes_in(own)) else target

@@ -260,9 +260,13 @@ def _measure(
 
 
 def write(lessons: Lessons, source: str, folder: Path) -> None:
-    """Write the head in the speculators format; its embeddings are the target's."""
+    """Write the head in the speculators format, in bfloat16 if its passes were computed in it.
+
+    Its embeddings are the target's.
+    """
     head, loaded = lessons.head, lessons.loaded
-    tensors = {name.removeprefix("fuse."): t.detach() for name, t in head.state_dict().items()}
+    dtype = torch.bfloat16 if lessons.recipe.bfloat16 else torch.float32
+    tensors = {n.removeprefix("fuse."): t.detach().to(dtype) for n, t in head.state_dict().items()}
     ids = lessons.ids.cpu()
     tensors["d2t"] = ids - torch.arange(len(ids), device="cpu")
     tensors["t2d"] = torch.zeros(loaded.vocab_size, dtype=torch.bool, device="cpu")

@@ -156,7 +156,7 @@ class HeadRecipe:
     rows: Annotated[int, STEPS] = setting(4, "Sequences of a step.", least=1)
     steps: Annotated[int, STEPS] = setting(2000, "Number of steps.", least=1)
     bfloat16: Annotated[bool, Parameter(negative="--float32"), STEPS] = setting(
-        False, "Compute passes in bfloat16; the head's weights stay in float32."
+        False, "Compute passes in bfloat16, and save the head in it."
     )
     learning_rate: float = setting(
         1e-3, "Highest learning rate, reached after the warm-up.", above=0

@@ -63,7 +63,7 @@ class Head(nn.Module, ABC):
             slots = torch.arange(int(position_ids.max()) + 1, device=position_ids.device)
             attention_mask = slots <= position_ids[:, None, :, None]
         found = self.step(
-            embedding(input_ids, self.embeddings),
+            embedding(input_ids, self.embeddings).to(states.dtype),
             states,
             position_ids=position_ids,
             attention_mask=attention_mask,
