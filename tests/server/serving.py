@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -26,6 +26,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
 from draftsmith.server.api import Api
 from draftsmith.server.app import application
+from draftsmith.server.calls.source import Part, add
 from draftsmith.server.keys import Keys
 from draftsmith.server.run import server
 from draftsmith.server.settings import Settings
@@ -49,6 +50,29 @@ def engine(drafter: Any = "auto", **options: Any) -> Engine:
 def api_of(made: Engine | None = None, keys: tuple[str, ...] = (), **settings: Any) -> Api:
     chosen = {"port": 0, "max_output": 64} | settings
     return Api(made or engine(), Settings(**chosen), Keys(keys), "tiny")
+
+
+def merged(parts: Iterable[Part]) -> list[Part]:
+    """The parts of an answer, whole."""
+    found = list[Part]()
+    for part in parts:
+        add(found, part)
+    return found
+
+
+def streamed_calls(chunks: Sequence[Any]) -> list[Any]:
+    """The calls of a streamed chat's first choice, put together as OpenAI's client does."""
+    found = list[Any]()
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            for delta in choice["delta"].get("tool_calls", ()):
+                if delta["index"] == len(found):
+                    found.append(copy.deepcopy(delta))
+                else:
+                    assert delta["index"] == len(found) - 1
+                    assert delta.keys() == {"index", "function"}
+                    found[-1]["function"]["arguments"] += delta["function"]["arguments"]
+    return found
 
 
 @contextmanager

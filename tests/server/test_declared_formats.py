@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from serving import Ask, events
+from serving import Ask, events, streamed_calls
 
 import tiny
 from draftsmith.engine.sequence import Piece
@@ -86,6 +86,6 @@ def test_a_tokenizer_s_own_format_is_served(ask: Ask, tagged: Any) -> None:
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a": "é"}'}
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     assert "".join(delta.get("content", "") for delta in deltas) == "I call."
-    (call,) = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    (call,) = streamed_calls(chunks)
     assert call["function"]["name"] == "f"
     assert plain["choices"][0]["message"]["content"] == "so"

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from serving import Ask, api_of, client_of, stream_of
+from serving import Ask, api_of, client_of, events, stream_of, streamed_calls
 
 import tiny
 
@@ -217,3 +217,45 @@ def test_errors_have_anthropics_shape() -> None:
         headers = {"authorization": "Bearer secret"}
         body = {"max_tokens": 2, "messages": [USER]}
         assert client.post(MESSAGES, json=body, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("limit", range(20, 90, 7))
+def test_a_call_that_is_cut_off_keeps_its_arguments_so_far(ask: Ask, limit: int) -> None:
+    """In all interfaces, whole and streamed, as OpenAI and Anthropic do it."""
+    given = json.dumps({"a": "word " * 30})
+    answer = f'So.\n<tool_call>{{"name": "f", "arguments": {given}}}</tool_call>'
+    function = {"name": "f", "parameters": {"type": "object"}}
+    tools: Any = [{"type": "function", "function": function}]
+    body: dict[str, Any] = {"messages": [USER], "tools": tools, "max_tokens": limit, "seed": 1}
+    (choice,) = ask(CHAT, CALLING, answer, **body).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    calls = choice["message"].get("tool_calls")
+    chunks = events(ask(CHAT, CALLING, answer, stream=True, **body))
+    if calls is None:  # it is cut off before the arguments
+        assert answer.startswith(choice["message"]["content"])
+        assert streamed_calls(chunks) == []
+        return
+    written = calls[0]["function"]["arguments"]
+    assert given.startswith(written)
+    assert choice["message"]["content"] == "So."
+    assert streamed_calls(chunks)[0]["function"] == calls[0]["function"]
+
+    body = {"max_tokens": limit, "messages": [USER], "tools": [TOOL | {"input_schema": {}}]}
+    message = ask(MESSAGES, CALLING, answer, **body).json()
+    assert message["stop_reason"] == "max_tokens"
+    assert message["content"][1]["input"] == {"": written}
+    told = stream_of(ask(MESSAGES, CALLING, answer, stream=True, **body))
+    parts = [event["delta"].get("partial_json", "") for event in told if "index" in event
+             and "delta" in event]  # fmt: skip
+    assert "".join(parts) == written
+
+    body = {"input": "hello", "tools": [{"type": "function", **function}]}
+    body |= {"max_output_tokens": limit}
+    response = ask("/v1/responses", CALLING, answer, **body).json()
+    assert response["status"] == response["output"][1]["status"] == "incomplete"
+    assert response["output"][0]["status"] == "completed"
+    assert response["output"][1]["arguments"] == written
+    told = stream_of(ask("/v1/responses", CALLING, answer, stream=True, **body))
+    deltas = [event["delta"] for event in told if event["type"].endswith("arguments.delta")]
+    (done,) = [event["arguments"] for event in told if event["type"].endswith("arguments.done")]
+    assert "".join(deltas) == done == written

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from serving import Ask, client_of, events, stream_of
+from serving import Ask, client_of, events, merged, stream_of
 
 import tiny
 from draftsmith.engine.sequence import Piece
@@ -35,7 +35,7 @@ def read(reader: Reader, parts: list[str]) -> tuple[str, str, list[tuple[str, st
     found = [part for text in parts for part in reader.push([Piece(text, 9, "target", 0.0)])]
     found += reader.end()
     said = [part for part in found if isinstance(part, TextPart)]
-    calls = [(part.name, part.arguments) for part in found if isinstance(part, Call)]
+    calls = [(part.name, part.arguments) for part in merged(found) if isinstance(part, Call)]
     thought = "".join(part.text for part in said if part.thought)
     return thought, "".join(part.text for part in said if not part.thought), calls
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import Ask, api_of, client_of, events, loaded, stream_of
+from serving import Ask, api_of, client_of, events, loaded, merged, stream_of, streamed_calls
 from starlette.testclient import TestClient
 
 import tiny
@@ -48,7 +48,7 @@ ANSWERS: list[tuple[Any, list[str | int], str, list[tuple[str, Any]]]] = [
     ("hermes", ["two\n\nparts \n"], "two\n\nparts \n", []),
     # no JSON, or no text
     *((family, [text], text, []) for family, text in (
-        ("hermes", '<tool_call>{"name":"add","arguments":{"t":"\\ud83d"}}</tool_call>'),
+        ("hermes", '<tool_call>{"name":"sub","arguments":{"t":"\\ud83d"}}</tool_call>'),
         ("hermes", '<tool_call>{"name":"add\\ud83d","arguments":{}}</tool_call>'),
         ("hermes", '<tool_call>{"name":"add","arguments":"\\ud83d"}</tool_call>'),
         ("llama", '{"name": "add", "parameters": {"x": NaN}}'),
@@ -89,7 +89,7 @@ def test_calls_are_found_however_the_text_comes(
     for piece in pieces:
         parts += reader.push([piece])
     parts += reader.end()
-    found = [part for part in parts if isinstance(part, Call)]
+    found = [part for part in merged(parts) if isinstance(part, Call)]
     assert "".join(part.text for part in parts if isinstance(part, TextPart)) == text
     assert [(call.name, json.loads(call.arguments)) for call in found] == calls
     assert len({call.id for call in found}) == len(found)
@@ -153,8 +153,7 @@ def test_a_call_can_be_forced(client: TestClient, choice: Any) -> None:
     assert call["function"]["name"] in names
     assert json.loads(call["function"]["arguments"]) in ({"x": "p"}, {"x": "q"})
     chunks = events(client.post("/v1/chat/completions", json=body | {"stream": True}))
-    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    (streamed,) = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    (streamed,) = streamed_calls(chunks)
     assert streamed["index"] == 0
     assert streamed["function"] == call["function"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from serving import api_of, client_of, events, loaded
+from serving import api_of, client_of, events, loaded, merged, streamed_calls
 from transformers import AddedToken
 
 import tiny
@@ -20,7 +20,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.engine.sequence import Piece
 from draftsmith.model.load import load
 from draftsmith.server.calls.formats import FORMATS, family_of, markers_of
-from draftsmith.server.calls.source import Call, Part, TextPart
+from draftsmith.server.calls.source import Call, MoreArguments, Part, TextPart
 from draftsmith.server.reader import Reader
 
 CALLS = 500
@@ -189,17 +189,28 @@ assert {family for family, _ in WRITERS.values()} == {*FORMATS}
 
 
 def read(family: str, parts: Sequence[str]) -> tuple[str, list[Told]]:
+    return told(parsed(family, parts))
+
+
+def parsed(family: str, parts: Sequence[str]) -> list[Part]:
+    """The parts that a reader gives for an answer that comes in parts."""
     reader, found = Reader(family, TOOLS), list[Part]()
     for part in parts:
         found += reader.push([Piece(part, 9, "target", 0.0)])
-    return told(found + reader.end())
+    return found + reader.end()
 
 
 def told(parts: Sequence[Part]) -> tuple[str, list[Told]]:
     """What an answer says, and its calls."""
     said = "".join(part.text for part in parts if isinstance(part, TextPart) and not part.thought)
-    calls = [part for part in parts if isinstance(part, Call)]
+    calls = [part for part in merged(parts) if isinstance(part, Call)]
     return said, [(call.name, json.loads(call.arguments)) for call in calls]
+
+
+def told_raw(parts: Sequence[Part]) -> list[tuple[str, str]]:
+    """Texts, and calls with their arguments as they are written."""
+    return [("", part.text) if isinstance(part, TextPart) else (part.name, part.arguments)
+            for part in parts if not isinstance(part, MoreArguments)]  # fmt: skip
 
 
 def split(rng: random.Random, text: str) -> list[str]:
@@ -247,19 +258,71 @@ def test_s1_prose_may_name_a_mark_before_a_call_and_behind_it(name: str) -> None
                     ), behind  # fmt: skip
 
 
+STREAMED = {name for name, (family, _) in WRITERS.items()
+            if family not in ("qwen3-coder", "glm", "pythonic")} - {"llama, bare"}  # fmt: skip
+"""Those that send arguments as they come. Without a mark, JSON may be no call at all."""
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_s1_what_is_no_call_stays_text(name: str) -> None:
     """An answer that is cut anywhere loses nothing: what is no call is said."""
     family, write = WRITERS[name]
     rng = random.Random(f"cut {name}")
     text = write(rng, [("add", {"a": 'x </tool_call> "y"', "count": 3, "list": [{"b": [True]}]})])
-    whole = read(family, [text])
+    whole, begin, close = read(family, [text]), len(text), len(text)
+    if name in STREAMED:  # from here on it is a call
+        begin = text.rindex("{", 0, text.index('"a"'))
+        close = json.JSONDecoder().raw_decode(text, begin)[1]
     for end in range(len(text)):
-        told, calls = read(family, split(rng, text[:end]))
+        parts = merged(parsed(family, split(rng, text[:end])))
+        if end > begin:
+            assert isinstance(parts[0], Call)
+            assert (parts[0].name, parts[0].arguments) == ("add", text[begin : min(end, close)])
+            assert parts[1:] in ([], [TextPart(text[close:end])]), text[:end]
+            continue
         left = text[:end].lstrip() if family == "harmony" else text[:end]
-        assert (told, calls) in (whole, (left, []), (text[:end], [])), text[:end]
+        assert told(parts) in (whole, (left, []), (text[:end], [])), text[:end]
     words = 'plain text, [1, 2], {"a": 1}, <b>bold</b> and `code()`\n'
     assert read(family, split(rng, words)) == (words, [])
+
+
+@pytest.mark.parametrize("name", sorted(STREAMED))
+def test_arguments_are_sent_as_they_come(name: str) -> None:
+    family, write = WRITERS[name]
+    rng = random.Random(f"streamed {name}")
+    for _ in range(20):
+        calls = [("add", {"a": "🦊" + text_of(rng), "list": [1, text_of(rng)]})] * 2
+        text = write(rng, calls)
+        reader, found = Reader(family, TOOLS), list[Part]()
+        for place, letter in enumerate(text):
+            found += reader.push([Piece(letter, 9, "target", 0.0)])
+            sent = [part.arguments for part in merged(found) if isinstance(part, Call)]
+            if len(sent) == 1:  # at most an escape is held, or a pair of them
+                begin = text.rindex("{", 0, text.index('"a"'))
+                close = json.JSONDecoder().raw_decode(text, begin)[1]
+                missing = text[begin : min(place + 1, close)].removeprefix(sent[0])
+                assert missing == "" or re.fullmatch(r"\\.{0,11}", missing), (missing, text)
+        found += reader.end()
+        assert told(found) == ("", calls)
+        assert sum(isinstance(part, MoreArguments) for part in found) > 10
+        assert [part.name for part in found if isinstance(part, Call)] == ["add", "add"]
+
+
+@pytest.mark.parametrize("name", sorted(STREAMED))
+def test_what_cannot_belong_to_the_arguments_ends_a_call(name: str) -> None:
+    family, write = WRITERS[name]
+    rng = random.Random(f"ended {name}")
+    for wrong in ("oops", "NaN", "'x'", '"\\x"', '"\\ud83e"', '"\\ud83e\\u0041"', '"a\nb"'):
+        text = write(rng, [("add", {"a": 1, "list": ["HERE"]})]).replace('"HERE"', wrong)
+        found = [merged(parsed(family, parts)) for parts in ([text], [*text], split(rng, text))]
+        assert [told_raw(parts) for parts in found] == [told_raw(found[0])] * 3, text
+        call, rest = found[0]
+        assert isinstance(call, Call)
+        assert isinstance(rest, TextPart)
+        assert call.name == "add"
+        assert text.endswith(call.arguments + rest.text)
+        with pytest.raises(ValueError, match=r"\(char"):
+            json.loads(call.arguments)
 
 
 def test_s1_what_a_schema_calls_a_string_stays_one() -> None:
@@ -435,8 +498,7 @@ def test_s1_a_served_call_holds_its_tags(served: Callable[..., Any]) -> None:
     (call,) = told["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == given
     chunks = events(served("<tool_call>", answer, stream=True))
-    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    (streamed,) = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    (streamed,) = streamed_calls(chunks)
     assert streamed["function"] == call["function"]
 
 

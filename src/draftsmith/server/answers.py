@@ -13,7 +13,7 @@ from typing import Any
 from draftsmith.core.stats import Guess, total
 from draftsmith.engine.result import GenerationResult
 from draftsmith.server.alternatives import Logprob
-from draftsmith.server.calls.source import Call, Part, TextPart, add
+from draftsmith.server.calls.source import Call, MoreArguments, Part, TextPart, add
 from draftsmith.server.echo import Echo
 from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
@@ -45,19 +45,28 @@ class PartEvents(ABC):
 
     def _take(self, parts: Sequence[Part]) -> list[Event]:
         """Add parts to what was sent; return their events."""
-        return [
-            one
-            for part in parts
-            for one in (self._add_text(part) if isinstance(part, TextPart) else self._call(part))
-        ]
+        return [one for part in parts for one in self._events_of(part)]
+
+    def _events_of(self, part: Part) -> list[Event]:
+        match part:
+            case TextPart():
+                return self._add_text(part)
+            case Call():
+                return self._begin_call(part)
+            case MoreArguments():
+                return self._add_arguments(part.text)
 
     @abstractmethod
     def _add_text(self, part: TextPart) -> list[Event]:
         """Return the events of a text, which may go on the last part."""
 
     @abstractmethod
-    def _call(self, call: Call) -> list[Event]:
-        """Return the events of a whole call."""
+    def _begin_call(self, call: Call) -> list[Event]:
+        """Return the events of a call, which may have more arguments."""
+
+    @abstractmethod
+    def _add_arguments(self, text: str) -> list[Event]:
+        """Return the events of a text that continues the arguments of the last call."""
 
 
 @dataclass(slots=True)
@@ -98,6 +107,8 @@ class Choice(Delta):
 
     reader: Reader = field(default_factory=Reader)
     most_calls: int | None = None
+    begun_calls: int = 0
+    """Calls so far, with those that are left out; counted only if `most_calls` is set."""
     echo: Echo | None = None
     """The prompt, where the answer begins with it."""
     result: GenerationResult | None = None
@@ -112,9 +123,7 @@ class Choice(Delta):
         if chunk.result is not None:
             parts, self.result, self.stop = parts + self.reader.end(), chunk.result, chunk.stop
         if self.most_calls is not None:
-            more = self.most_calls - len(self.calls)
-            left_out = [part for part in parts if isinstance(part, Call)][more:]
-            parts = [part for part in parts if part not in left_out]
+            parts = self._first_calls(parts, self.most_calls)
         delta = Delta(
             parts,
             [*chunk.logprobs],
@@ -135,6 +144,15 @@ class Choice(Delta):
         self.drafts += delta.drafts
         self.offsets += delta.offsets
         return delta
+
+    def _first_calls(self, parts: Sequence[Part], most: int) -> list[Part]:
+        """Return the parts without those of calls after the first `most` of the answer."""
+        kept = list[Part]()
+        for part in parts:
+            self.begun_calls += isinstance(part, Call)
+            if isinstance(part, TextPart) or self.begun_calls <= most:
+                kept.append(part)
+        return kept
 
     @property
     def finish_reason(self) -> str | None:
@@ -201,7 +219,9 @@ class Answer:
                 calls, delta = len(choice.calls), choice.take(chunk)
                 if delta.thoughts and (delta.text or delta.calls):  # some clients read one only
                     yield sent(index, Delta([TextPart(delta.thoughts, thought=True)]), calls, None)
-                    delta.parts = [p for p in delta.parts if isinstance(p, Call) or not p.thought]
+                    delta.parts = [
+                        p for p in delta.parts if not (isinstance(p, TextPart) and p.thought)
+                    ]
                 yield sent(index, delta, calls, None)
                 ended += [index] if choice.result is not None else []
                 if self.choices[0].result is not None:
@@ -256,10 +276,8 @@ class Answer:
                 message["reasoning_content"] = delta.thoughts
             if delta.text:
                 message["content"] = delta.text
-            if delta.calls:
-                message["tool_calls"] = [
-                    {"index": calls + n} | call_body(call) for n, call in enumerate(delta.calls)
-                ]
+            if called := _call_deltas(delta.parts, calls):
+                message["tool_calls"] = called
             choice_body["delta"] = message
         else:
             choice_body["text"] = delta.text
@@ -333,6 +351,18 @@ class Answer:
                 for seen in logprobs
             ],
         }
+
+
+def _call_deltas(parts: Sequence[Part], calls: int) -> list[dict[str, Any]]:
+    """Return what parts add to the calls of a chat; `calls`: how many it had before."""
+    deltas = list[dict[str, Any]]()
+    for part in parts:
+        if isinstance(part, Call):
+            deltas.append({"index": calls} | call_body(part))
+            calls += 1
+        elif isinstance(part, MoreArguments):
+            deltas.append({"index": calls - 1, "function": {"arguments": part.text}})
+    return deltas
 
 
 def call_body(call: Call) -> dict[str, Any]:

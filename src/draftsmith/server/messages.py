@@ -149,10 +149,13 @@ class Reply(PartEvents):
         self._blocks: list[dict[str, Any]] = []
         self._going: str | None = None
         """The type of the last block while that may go on."""
+        self._arguments = ""
+        """JSON text of the last call's arguments so far."""
 
     def whole(self) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         self._take(self._choice.parts)
+        self._close()
         return self._message() | self._end() | {"usage": self._usage()}
 
     async def events(self, call: Answering) -> AsyncIterator[Event]:
@@ -181,14 +184,17 @@ class Reply(PartEvents):
         self._blocks[-1][kind] += part.text
         return [*events, self._delta({"type": f"{kind}_delta", kind: part.text})]
 
-    def _call(self, call: Call) -> list[Event]:
+    def _begin_call(self, call: Call) -> list[Event]:
+        events, self._going, self._arguments = self._close(), "tool_use", ""
         block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-        events = [*self._close(), self._begin(block)]
-        given = arguments_of(call.arguments)
-        self._going, block["input"] = "tool_use", given if isinstance(given, dict) else {"": given}
-        written = call.arguments if isinstance(given, dict) else json.dumps(block["input"])
-        events.append(self._delta({"type": "input_json_delta", "partial_json": written}))
-        return [*events, *self._close()]
+        given = call.arguments
+        if given and not given.startswith("{"):  # a whole value that is no object
+            given = json.dumps({"": arguments_of(given)})
+        return [*events, self._begin(block), *self._add_arguments(given)]
+
+    def _add_arguments(self, text: str) -> list[Event]:
+        self._arguments += text
+        return [self._delta({"type": "input_json_delta", "partial_json": text})]
 
     def _begin(self, block: dict[str, Any]) -> Event:
         self._blocks.append(block)
@@ -200,6 +206,9 @@ class Reply(PartEvents):
     def _close(self) -> list[Event]:
         """End the block that goes on."""
         kind, self._going = self._going, None
+        if kind == "tool_use":
+            given = arguments_of(self._arguments)
+            self._blocks[-1]["input"] = given if isinstance(given, dict) else {"": given}
         signed = [self._delta({"type": "signature_delta", "signature": ""})]
         end = [_event("content_block_stop", index=len(self._blocks) - 1)] if kind else []
         return [*(signed if kind == "thinking" else []), *end]

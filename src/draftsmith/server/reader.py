@@ -43,7 +43,7 @@ class Reader:
         """
         known = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
         form = None if family is None else FORMATS[family]
-        self._forced = Source(known) if forced else None
+        self._forced = Source(known, forced=True) if forced else None
         if self._forced is not None:
             form = form if form is not None and form.thinks else None
             self._call = _answer(self._forced, FORMATS["llama"], None)
@@ -120,16 +120,21 @@ def _answer(source: Source, form: Format | None, thoughts: Thoughts | None) -> P
 
 
 def _calls(source: Source, form: Format, begin: int, mark: str) -> Parser[bool]:
-    """Read calls after a mark; if there are none, all from `begin` on is text."""
-    behind = source.at
+    """Read calls after a mark; all from `begin` on, or from the end of what was sent, is text
+    where there are none."""
+    # Without a mark an answer may be JSON for other reasons, unless a call is forced.
+    source.streams, source.called, behind = bool(mark) or source.forced, begin, source.at
     try:
         calls = yield from form.parse(source, mark)
     except (NoCall, RecursionError):
+        if source.called > begin:
+            source.at = source.called
+            return True
         source.at = begin
         source.tell(behind)
         return False
     source.parts += calls
-    return bool(calls)
+    return bool(calls) or source.called > begin
 
 
 def _thoughts(source: Source, tags: Thoughts) -> Parser[None]:

@@ -254,24 +254,39 @@ class Reply(PartEvents):
         self._items[-1]["content"][0]["text"] += part.text
         return [*events, self._part(f"{_TEXT[kind]}.delta", delta=part.text, **_LOGPROBS[kind])]
 
-    def _call(self, call: Call) -> list[Event]:
-        custom = call.name in self._custom
-        kind, name = ("custom_tool_call", "input") if custom else ("function_call", "arguments")
-        given = _free_text(call.arguments) if custom else call.arguments
+    def _begin_call(self, call: Call) -> list[Event]:
+        events, custom = self._close(), call.name in self._custom
+        self._going = "custom_tool_call" if custom else "function_call"
         item = {
-            "type": kind,
+            "type": self._going,
             "id": f"{'ctc' if custom else 'fc'}_{secrets.token_hex(12)}",
             "call_id": call.id,
             "name": call.name,
-            name: "",
+            "input" if custom else "arguments": "",
             "status": "in_progress",
         }
-        events = [*self._close(), self._added(item)]
-        about = "custom_tool_call_input" if custom else "function_call_arguments"
-        events.append(self._about(f"{about}.delta", delta=given))
-        item |= {name: given, "status": "completed"}
-        more = {} if custom else {"name": call.name}
-        return [*events, self._about(f"{about}.done", **{name: given}, **more), self._done(item)]
+        events.append(self._added(item))
+        return events + (self._add_arguments(call.arguments) if call.arguments else [])
+
+    def _add_arguments(self, text: str) -> list[Event]:
+        item = self._items[-1]
+        if self._going == "custom_tool_call":  # what it is given is known when it is complete
+            item["input"] += text
+            return []
+        item["arguments"] += text
+        return [self._about("function_call_arguments.delta", delta=text)]
+
+    def _end_call(self) -> list[Event]:
+        """Return the last events of a call, but for the end of its item."""
+        item = self._items[-1]
+        if item["type"] == "function_call":
+            given, name = item["arguments"], item["name"]
+            return [self._about("function_call_arguments.done", arguments=given, name=name)]
+        given = item["input"] = _free_text(item["input"])
+        return [
+            self._about("custom_tool_call_input.delta", delta=given),
+            self._about("custom_tool_call_input.done", input=given),
+        ]
 
     def _close(self, status: str = "completed") -> list[Event]:
         """End the item that goes on."""
@@ -279,6 +294,10 @@ class Reply(PartEvents):
         if kind is None:
             return []
         item = self._items[-1]
+        if kind in ("function_call", "custom_tool_call"):
+            ended = self._end_call()
+            item["status"] = status
+            return [*ended, self._done(item)]
         item["status"], part = status, item["content"][0]
         return [
             self._part(f"{_TEXT[kind]}.done", text=part["text"], **_LOGPROBS[kind]),

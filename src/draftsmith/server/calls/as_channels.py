@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from draftsmith.server.calls.as_json import written
+from draftsmith.server.calls.as_json import streamed, written
 from draftsmith.server.calls.source import (
     Call,
     NoCall,
@@ -54,11 +54,15 @@ def channels(source: Source, mark: str) -> Parser[list[Call]]:
     if recipient is not None and recipient[1] in source.tools:
         try:
             yield from space(source)
-            call = called(recipient[1], (yield from written(source)))
+            source.streams = True  # the header says that it is a call
+            sent = yield from streamed(source, recipient[1])
+            calls = [] if sent else [called(recipient[1], (yield from written(source)))]
             if not (yield from closing(source, *CLOSING)):
                 yield from finished(source)
-            return [call]
+            return calls
         except NoCall:
+            if source.called > begin:
+                raise
             source.at = begin - len(mark)
             source.tell(end + len(BODY))
     source.thinking = "analysis" in header

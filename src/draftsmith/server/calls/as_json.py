@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Mapping
 from math import isfinite
+from typing import Any
 
 from draftsmith.server.calls.source import (
     NAME,
@@ -27,10 +29,16 @@ from draftsmith.server.calls.source import (
 )
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
-_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_PAIR = r"u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_ESCAPE = re.compile(rf'\\(?:["\\/bfnrt]|{_PAIR}|u(?![dD][89a-fA-F])[0-9a-fA-F]{{4}})')
+"""Half of a surrogate pair is refused: no text can hold it."""
 _LETTERS = re.compile(r"[A-Za-z]+")
 _NUMERAL = re.compile(r"[-+.eE0-9]+")
+_HIGH = re.compile(r"\\u[dD][89abAB]")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
+
+Reader = Callable[[str, Mapping[str, str]], Parser[str]]
+"""(name, members before it) → the value of a member."""
 
 # --- values, as they are written ------------------------------------------------------------------
 
@@ -70,14 +78,20 @@ def string(source: Source) -> Parser[str]:
             return source.text[begin : source.at]
         if (yield from ready(source, 2)) and source.text.startswith("u", source.at + 1):
             yield from ready(source, 6)
+            if _HIGH.match(source.text, source.at) and (yield from ready(source, 8)):
+                paired = source.text.startswith(r"\u", source.at + 6)
+                yield from ready(source, 12 if paired else 8)
         escape = _ESCAPE.match(source.text, source.at)
         if escape is None:
             raise NoCall
         source.at = escape.end()
 
 
-def members(source: Source) -> Parser[dict[str, str]]:
-    """Return the members of an object, their names decoded."""
+def members(source: Source, read: Reader | None = None) -> Parser[dict[str, str]]:
+    """Return the members of an object, their names decoded.
+
+    `read`: reads the value of a name, after the members before it.
+    """
     found: dict[str, str] = {}
     yield from must(source, "{")
     yield from space(source)
@@ -87,7 +101,8 @@ def members(source: Source) -> Parser[dict[str, str]]:
         yield from space(source)
         yield from must(source, ":")
         yield from space(source)
-        found[json.loads(name)] = yield from value(source)
+        key = json.loads(name)
+        found[key] = yield from value(source) if read is None else read(key, found)
         more = yield from separated(source, "}")
     return found
 
@@ -102,13 +117,51 @@ def written(source: Source) -> Parser[str]:
 # --- calls ----------------------------------------------------------------------------------------
 
 
-def call(source: Source) -> Parser[Call]:
-    """{"name": …, "arguments": …}, or `parameters` in place of `arguments`."""
-    found = yield from members(source)
+def streamed(source: Source, name: Any) -> Parser[bool]:
+    """Send a call of a known tool, with its arguments as they come; return whether that was done.
+
+    The source stands before the arguments, of which only an object can be streamed.
+    """
+    known = source.streams and isinstance(name, str) and name in source.tools
+    if not known or (yield from peek(source)) != "{":
+        return False
+    source.send(Call(name))
+    try:
+        for _ in members(source):
+            source.send()
+            yield
+    except NoCall:
+        if source.ended:  # the answer ends within the arguments
+            source.at = len(source.text)
+        raise
+    finally:
+        source.send()
+    return True
+
+
+def call(source: Source) -> Parser[list[Call]]:
+    """{"name": …, "arguments": …}, or `parameters` in place of `arguments`.
+
+    Return the call, or nothing if it was sent.
+    """
+    sent = False
+
+    def read(key: str, before: Mapping[str, str]) -> Parser[str]:
+        nonlocal sent
+        if key in ("arguments", "parameters") and "name" in before and not sent:
+            sent = yield from streamed(source, json.loads(before["name"]))
+            if sent:
+                return ""
+        return (yield from value(source))
+
+    found = yield from members(source, read)
+    if sent:
+        source.called = source.at
+        return []
     if "name" not in found:
         raise NoCall
     arguments = found.get("arguments", found.get("parameters", "{}"))
-    return called(json.loads(found["name"]), arguments)
+    return [called(json.loads(found["name"]), arguments)]
 
 
 def calls(source: Source) -> Parser[list[Call]]:
@@ -118,10 +171,10 @@ def calls(source: Source) -> Parser[list[Call]]:
     while True:
         more = yield from taken(source, "[")
         if not more:
-            found.append((yield from call(source)))
+            found += yield from call(source)
         while more:
             yield from space(source)
-            found.append((yield from call(source)))
+            found += yield from call(source)
             more = yield from separated(source, "]")
         behind = source.at
         yield from space(source)
@@ -184,12 +237,14 @@ def mistral(source: Source, _mark: str) -> Parser[list[Call]]:
         yield from run(source, NAME)
     yield from taken(source, "[ARGS]")
     yield from space(source)
+    if (yield from streamed(source, name)):
+        return []
     return [called(name, (yield from written(source)))]
 
 
 def deepseek(source: Source, _mark: str) -> Parser[list[Call]]:
     """V3.1: NAME<｜tool▁sep｜>{…}. V3 and R1: function<｜tool▁sep｜>NAME, then a block of JSON."""
-    found = list[Call]()
+    found, some = list[Call](), False
     more = True
     while more:
         yield from space(source)
@@ -202,11 +257,14 @@ def deepseek(source: Source, _mark: str) -> Parser[list[Call]]:
             name = yield from until(source, "\n")
             yield from must(source, "```json")
             yield from space(source)
-        found.append(called(name.strip(), (yield from written(source))))
+        sent = yield from streamed(source, name.strip())
+        if not sent:
+            found.append(called(name.strip(), (yield from written(source))))
+        some = True
         if fenced and not (yield from closing(source, "```")):
             raise NoCall
         more = yield from closing(source, "<｜tool▁call▁end｜>")
-    if not found:
+    if not some:
         raise NoCall
     yield from closing(source, "<｜tool▁calls▁end｜>")
     return found

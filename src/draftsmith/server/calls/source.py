@@ -1,7 +1,8 @@
 """The text that parsers of answers read while it comes, and the least things that they do.
 
 A parser is a generator. It yields where it needs more text, returns what it has read, and raises
-`NoCall` as soon as the text cannot be a call.
+`NoCall` as soon as the text cannot be a call. A call with streamed arguments counts from its
+first part on: what cannot belong to it is text.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class NoCall(Exception):
     """The text is no call."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
-    """One call; `arguments` is JSON text, as OpenAI's clients expect it."""
+    """One call; `arguments` is JSON text, as OpenAI's clients expect it, or the begin of it."""
 
     name: str
-    arguments: str
+    arguments: str = ""
     id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
 
@@ -43,16 +44,28 @@ class TextPart:
     thought: bool = False
 
 
-Part = TextPart | Call
+@dataclass(slots=True)
+class MoreArguments:
+    """Text that continues the arguments of the last call."""
+
+    text: str
+
+
+Part = TextPart | Call | MoreArguments
 
 
 def add(parts: list[Part], part: Part) -> None:
-    """Add a part to others: texts that follow one another are one."""
+    """Append a copy of a part, or merge it into the last one if it continues that."""
     last = parts[-1] if parts else None
-    if isinstance(part, TextPart) and isinstance(last, TextPart) and last.thought == part.thought:
-        last.text += part.text
-    else:
-        parts.append(replace(part))
+    match last, part:
+        case TextPart(), TextPart() if last.thought == part.thought:
+            last.text += part.text
+        case Call(), MoreArguments():
+            last.arguments += part.text
+        case MoreArguments(), MoreArguments():
+            last.text += part.text
+        case _:
+            parts.append(replace(part))
 
 
 @dataclass(slots=True)
@@ -71,12 +84,26 @@ class Source:
     """Whether the next token counts as one of the thoughts."""
     thoughts: int = 0
     """Tokens that do so far."""
+    forced: bool = False
+    """Whether the text is one call."""
+    streams: bool = False
+    """Whether a call of a known tool may be sent before it is complete."""
+    called: int = 0
+    """End of what was sent of a call that is being read; its begin if nothing was sent."""
 
     def tell(self, end: int, *, thought: bool = False) -> None:
         """Add the text up to a place to the parts, and go there."""
         text, self.at = self.text[self.at : end], end
         if text:
             add(self.parts, TextPart(text, thought))
+
+    def send(self, call: Call | None = None) -> None:
+        """Add a new call, or what was read of the last one's arguments since, to the parts."""
+        if call is not None:
+            add(self.parts, call)
+        elif self.at > self.called:
+            add(self.parts, MoreArguments(self.text[self.called : self.at]))
+        self.called = self.at
 
 
 CallParser = Callable[[Source, str], Parser[list[Call]]]
