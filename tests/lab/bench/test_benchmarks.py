@@ -295,6 +295,8 @@ TOYS: dict[str, tuple[str, list[str]]] = {
     "prefix_reuse": ("-m MODEL", ["| second of two that share 100 | 132 | 32 | 32 | 132 |",
                                   "| turn 10 |"]),
     "passes": ("-m MODEL --dtypes float32", ["| model.generate |", "| 32 |"]),
+    "checkouts": ("DATA --other SRC -m MODEL --dtypes float32",
+                  ["| none | 2 | 3 |", "| auto | 2 | 3 |", "| 5/5 |"]),
     "half_precision": ("PROMPTS -m MODEL",
                        ["| copyspec@drafter, float32 | none, float32 | 1 | 0 (0%)"]),
     "under_load": ("--models MODEL",
@@ -332,7 +334,8 @@ def run(name: str, words: list[str]) -> None:
 def test_a_benchmark_runs_and_goes_on(name: str, folder: Path, tmp_path: Path) -> None:
     typed, wanted = TOYS[name]
     places = {"MODEL": str(folder / "model"), "DATA": str(folder / "data"),
-              "HEAD": str(folder / "head"), "PROMPTS": str(folder / "prompts.jsonl")}  # fmt: skip
+              "SRC": str(FOLDER.parent / "src"), "HEAD": str(folder / "head"),
+              "PROMPTS": str(folder / "prompts.jsonl")}  # fmt: skip
     words = [places.get(word, word) for word in typed.split()] + ["-o", str(tmp_path)]
     run(name, words)
     said = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
