@@ -1,4 +1,4 @@
-"""From chunks to what OpenAI's clients read: chats and completions, whole or in events."""
+"""Responses of OpenAI's chats and completions, whole or as events, from the engine's chunks."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from draftsmith.server.refusals import Refusal
 from draftsmith.server.worker import Chunk
 
 Event = dict[str, str]
-"""What sse-starlette makes a server-sent event of."""
+"""A server-sent event, as sse-starlette takes it."""
 
 DONE: Event = {"data": "[DONE]"}
 
 
 def event(value: Any, name: str | None = None) -> Event:
-    """A JSON value as an event."""
-    # Only ASCII: for some clients a line also ends at U+0085 and U+2028, which JSON may hold bare.
+    """Return a JSON value as an event."""
+    # ASCII only: some clients also end lines at U+0085 and U+2028, which JSON may contain.
     made = {"data": json.dumps(value, allow_nan=False)}
     return made if name is None else made | {"event": name}
 
 
 class PartEvents(ABC):
-    """Events of an interface that announces each part of an answer, and then adds to it."""
+    """Events of an interface that announces each part of an answer and then streams it."""
 
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
@@ -44,7 +44,7 @@ class PartEvents(ABC):
                 yield one
 
     def _take(self, parts: Sequence[Part]) -> list[Event]:
-        """Add parts to what was sent; return their events."""
+        """Add parts to the answer; return their events."""
         return [one for part in parts for one in self._events_of(part)]
 
     def _events_of(self, part: Part) -> list[Event]:
@@ -58,38 +58,38 @@ class PartEvents(ABC):
 
     @abstractmethod
     def _add_text(self, part: TextPart) -> list[Event]:
-        """Return the events of a text, which may go on the last part."""
+        """Return the events of a text, which may continue the last part."""
 
     @abstractmethod
     def _begin_call(self, call: Call) -> list[Event]:
-        """Return the events of a call, which may have more arguments."""
+        """Return the events of a call; more arguments may follow."""
 
     @abstractmethod
     def _add_arguments(self, text: str) -> list[Event]:
-        """Return the events of a text that continues the arguments of the last call."""
+        """Return the events of text that continues the last call's arguments."""
 
 
 @dataclass(slots=True)
 class Delta:
-    """What a chunk adds to an answer, or all of one."""
+    """The part of an answer that one chunk adds, or a whole answer."""
 
     parts: list[Part] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     sources: list[list[str]] = field(default_factory=list)
-    """Text and its source, token by token."""
+    """Text and source of each token."""
     drafts: list[tuple[Guess, ...]] = field(default_factory=list)
-    """By pass."""
+    """Drafted nodes of each pass."""
     offsets: list[int] = field(default_factory=list)
-    """Where each token's own text begins in the whole text."""
+    """Position of each token's text in the whole text."""
 
     @property
     def text(self) -> str:
-        """Return the answer's text."""
+        """Text without the reasoning."""
         return self._said(thought=False)
 
     @property
     def thoughts(self) -> str:
-        """What is thought before that."""
+        """Text of the reasoning."""
         return self._said(thought=True)
 
     @property
@@ -103,22 +103,22 @@ class Delta:
 
 @dataclass(slots=True)
 class Choice(Delta):
-    """One answer, as far as it came."""
+    """One answer, as far as it was generated."""
 
     reader: Reader = field(default_factory=Reader)
     most_calls: int | None = None
     begun_calls: int = 0
-    """Calls so far, with those that are left out; counted only if `most_calls` is set."""
+    """Number of calls so far, omitted ones included; counted only if `most_calls` is set."""
     echo: Echo | None = None
-    """The prompt, where the answer begins with it."""
+    """The prompt, if the response must begin with it."""
     result: GenerationResult | None = None
     stop: str | None = None
-    """The stop string that ended it."""
+    """The stop string that ended the answer."""
     echoed: bool = False
     """Whether the prompt was sent."""
 
     def take(self, chunk: Chunk) -> Delta:
-        """Add a chunk."""
+        """Add a chunk; return what it adds to the answer."""
         parts = self.reader.push(chunk.pieces)
         if chunk.result is not None:
             parts, self.result, self.stop = parts + self.reader.end(), chunk.result, chunk.stop
@@ -146,7 +146,7 @@ class Choice(Delta):
         return delta
 
     def _first_calls(self, parts: Sequence[Part], most: int) -> list[Part]:
-        """Return the parts without those of calls after the first `most` of the answer."""
+        """Return the parts except those of calls after the answer's first `most` calls."""
         kept = list[Part]()
         for part in parts:
             self.begun_calls += isinstance(part, Call)
@@ -156,7 +156,7 @@ class Choice(Delta):
 
     @property
     def finish_reason(self) -> str | None:
-        """As OpenAI names it; None while there is more to come."""
+        """Finish reason in OpenAI's words; None if the answer is not complete."""
         if self.result is None:
             return None
         whole = self.calls and self.result.finish_reason == "stop"
@@ -165,24 +165,24 @@ class Choice(Delta):
 
 @dataclass(slots=True)
 class Answer:
-    """All answers to one request, and how they are written down."""
+    """All answers to one request, and the form of its response."""
 
     model: str
     spell: Callable[[int], bytes]
-    """What a token writes."""
+    """Returns the bytes of a token."""
     choices: list[Choice]
     prompts: int = 1
-    """How many prompts the choices answer; each has equally many."""
+    """Number of prompts; each has the same number of choices."""
     chat: bool = True
     logprobs: bool = False
-    """Whether they were asked for."""
+    """Whether the request asks for them."""
     sources: bool = False
     drafts: bool = False
     stats: bool = False
     predicted: bool = False
-    """Whether a prediction was sent."""
+    """Whether the request has a prediction."""
     thinks: bool = False
-    """Whether the chat template has thoughts."""
+    """Whether the chat template has reasoning."""
     id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -194,16 +194,16 @@ class Answer:
         return [choice.result for choice in self.choices if choice.result is not None]
 
     def whole(self) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
+        """Return the body of a response that is not streamed."""
         made = [self._choice(index, choice) for index, choice in enumerate(self.choices)]
         body = self._head("") | {"choices": made, "usage": self.usage()}
         return body | ({"stats": self._stats()} if self.stats else {})
 
     async def events(self, chunks: AsyncIterator[Chunk], usage: bool) -> AsyncIterator[Event]:
-        """The same in events; an error that comes late is one, too.
+        """Yield the events of a streamed response; a late error is an event, too.
 
-        A choice ends in an event of its own, as OpenAI's do, and the first choice ends first:
-        clients that glue streams together (litellm) take the first end for that of choice 0.
+        The end of a choice is a separate event, as in OpenAI's streams. Choice 0 ends first,
+        because clients that join the chunks (litellm) take the first end for its own.
         """
         head = self._head(".chunk") | ({"usage": None} if usage else {})
         begun, ended = set[int](), list[int]()
@@ -217,7 +217,9 @@ class Answer:
             async for chunk in chunks:
                 index, choice = chunk.index, self.choices[chunk.index]
                 calls, delta = len(choice.calls), choice.take(chunk)
-                if delta.thoughts and (delta.text or delta.calls):  # some clients read one only
+                if delta.thoughts and (
+                    delta.text or delta.calls
+                ):  # some clients read only one of them
                     yield sent(index, Delta([TextPart(delta.thoughts, thought=True)]), calls, None)
                     delta.parts = [
                         p for p in delta.parts if not (isinstance(p, TextPart) and p.thought)
@@ -236,7 +238,7 @@ class Answer:
         yield DONE
 
     def usage(self) -> dict[str, Any]:
-        """Tokens; a prompt counts once, however many answers it has."""
+        """Return the token counts; a prompt counts once, whatever the number of its answers."""
         results = self.results
         each = max(1, len(self.choices) // self.prompts)
         prompt = sum(len(result.prompt_tokens) for result in results[::each])
@@ -268,7 +270,7 @@ class Answer:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _choice_of(self, delta: Delta, calls: int, first: bool) -> dict[str, Any]:
-        """A streamed choice, but for its index and end; `calls`: how many it had before."""
+        """Return a streamed choice without index and end; `calls`: number of calls before it."""
         choice_body: dict[str, Any] = {"logprobs": None}
         if self.chat:
             message: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
@@ -299,7 +301,7 @@ class Answer:
         return choice_body | self._extras(choice)
 
     def _extras(self, delta: Delta) -> dict[str, Any]:
-        """Return the requested details beside the text."""
+        """Return the requested fields beside the text."""
         extras: dict[str, Any] = {}
         if self.logprobs:
             extras["logprobs"] = (
@@ -354,7 +356,7 @@ class Answer:
 
 
 def _call_deltas(parts: Sequence[Part], calls: int) -> list[dict[str, Any]]:
-    """Return what parts add to the calls of a chat; `calls`: how many it had before."""
+    """Return the `tool_calls` of a chat's delta; `calls`: number of calls before it."""
     deltas = list[dict[str, Any]]()
     for part in parts:
         if isinstance(part, Call):
@@ -366,6 +368,6 @@ def _call_deltas(parts: Sequence[Part], calls: int) -> list[dict[str, Any]]:
 
 
 def call_body(call: Call) -> dict[str, Any]:
-    """A call as chats tell it."""
+    """Return a call in the form of a chat message."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""From the text of an answer, as it comes, to what it thinks, says and calls."""
+"""Reader: splits the streamed text of an answer into reasoning, text and tool calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from draftsmith.text.thoughts import Thoughts
 
 
 class Reader:
-    """Parts one answer into thoughts, text and calls, as it comes."""
+    """Splits one answer into reasoning, text and tool calls while it is generated."""
 
     def __init__(
         self,
@@ -34,12 +34,14 @@ class Reader:
         forced: bool = False,
         own: Callable[[Source], Parser[None]] | None = None,
     ) -> None:
-        """Without a family and thoughts, everything is text.
+        """Create a reader; without a family and thoughts, all is text.
 
-        `tools`: names of the tools, or a mapping from these to JSON schemas of their parameters.
-        `markers`: tags that no text shows, by token. `written`: what the prompt has of the answer.
-        `forced`: whether the answer is one call in JSON, after its thoughts. `own`: the parser
-        of an answer in a format of no family.
+        `family`: format of the tool calls, a key of `FORMATS`. `tools`: names of the tools, or a
+        mapping from these to the JSON schemas of their parameters. `markers`: tags that are special
+        tokens, which decoding removes from the text, by token id. `thoughts`: tags around the
+        reasoning. `written`: the part of the answer that the prompt already contains. `forced`:
+        whether the answer is one call in JSON, after its reasoning. `own`: parser for an answer in
+        another format.
         """
         known = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
         form = None if family is None else FORMATS[family]
@@ -58,27 +60,27 @@ class Reader:
 
     @property
     def thought_tokens(self) -> int:
-        """Tokens of the thoughts so far, with their tags."""
+        """Number of reasoning tokens so far, tags included."""
         return self._source.thoughts
 
     def push(self, pieces: Sequence[Piece]) -> list[Part]:
-        """Return what some tokens complete."""
+        """Add tokens; return the parts that they complete or continue."""
         source = self._source
         for piece in pieces:
             source.thoughts += source.thinking
-            # A tag's own piece has no text but what was held back before it.
+            # The text of a special token's piece is only what was held back before it.
             source.text += piece.text + self._markers.get(piece.token, "")
             self._go_on()
         return self._taken()
 
     def end(self) -> list[Part]:
-        """Return what is still held, now that nothing more comes."""
+        """Return the remaining parts: the answer has ended."""
         self._source.ended = True
         self._go_on()
         return self._taken()
 
     def _taken(self) -> list[Part]:
-        """Return the parts so far; if a call is forced, the text is its arguments."""
+        """Remove and return the parts so far; if a call is forced, parse the text as a call."""
         parts, self._source.parts = self._source.parts, []
         if self._forced is not None:
             texts = [part for part in parts if isinstance(part, TextPart) and not part.thought]
@@ -94,7 +96,7 @@ class Reader:
 
 
 def _answer(source: Source, form: Format | None, thoughts: Thoughts | None) -> Parser[None]:
-    """Read a whole answer."""
+    """Parse a whole answer."""
     if form is not None and form.thinks:
         source.thinking = True
     elif thoughts is not None and thoughts.begin:
@@ -115,14 +117,18 @@ def _answer(source: Source, form: Format | None, thoughts: Thoughts | None) -> P
         begin = source.at
         source.at = source.text.index(mark, begin) + len(mark)
         called |= yield from _calls(source, form, begin, mark)
-    if not (called and source.text[source.at :].isspace()):  # else it follows a call
+    # White space after the last call is not part of the answer.
+    if not (called and source.text[source.at :].isspace()):
         source.tell(len(source.text))
 
 
 def _calls(source: Source, form: Format, begin: int, mark: str) -> Parser[bool]:
-    """Read calls after a mark; all from `begin` on, or from the end of what was sent, is text
-    where there are none."""
-    # Without a mark an answer may be JSON for other reasons, unless a call is forced.
+    """Parse the calls after a mark; return whether there were any.
+
+    If there is no valid call, the text from `begin` on stays text. If parsing fails after a part of
+    a call was sent, the rest is text.
+    """
+    # Without a mark, the answer may be JSON for other reasons, unless a call is forced.
     source.streams, source.called, behind = bool(mark) or source.forced, begin, source.at
     try:
         calls = yield from form.parse(source, mark)
@@ -138,7 +144,7 @@ def _calls(source: Source, form: Format, begin: int, mark: str) -> Parser[bool]:
 
 
 def _thoughts(source: Source, tags: Thoughts) -> Parser[None]:
-    """Tell the thoughts at the beginning of an answer, and skip the white space around them."""
+    """Emit the reasoning at the begin of an answer; skip the white space around it."""
     source.thinking = True
     yield from space(source)
     if (yield from taken(source, tags.begin)):

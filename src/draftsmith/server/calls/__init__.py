@@ -1,1 +1,1 @@
-"""Tool calls in what a model writes: one parser for each format, and the table of formats."""
+"""Tool calls in generated text: a parser for each format, and the table of formats."""

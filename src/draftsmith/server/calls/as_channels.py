@@ -1,6 +1,6 @@
-"""Calls and texts in channels: the harmony format of gpt-oss.
+"""Tool calls and text in channels: the harmony format of gpt-oss.
 
-An answer is a list of messages: a header with a channel, `<|message|>`, a text, and a closing tag.
+An answer is a list of messages: a header with a channel, `<|message|>`, text, and a closing tag.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RECIPIENT = re.compile(r"to=functions\.([\w.:/-]+)")
 
 
 def channels(source: Source, mark: str) -> Parser[list[Call]]:
-    """One message: a call if its header names a function, else text or thoughts."""
+    """Parse one message: a call if its header names a function, else text or reasoning."""
     begin = source.at
     if not mark:
         yield from must(source, "to=")
@@ -54,7 +54,7 @@ def channels(source: Source, mark: str) -> Parser[list[Call]]:
     if recipient is not None and recipient[1] in source.tools:
         try:
             yield from space(source)
-            source.streams = True  # the header says that it is a call
+            source.streams = True  # the header names a function, with or without a mark
             sent = yield from streamed(source, recipient[1])
             calls = [] if sent else [called(recipient[1], (yield from written(source)))]
             if not (yield from closing(source, *CLOSING)):
@@ -71,9 +71,9 @@ def channels(source: Source, mark: str) -> Parser[list[Call]]:
 
 
 def _text(source: Source, *, thought: bool) -> Parser[None]:
-    """Tell a message's text, and skip the tag that closes it.
+    """Emit the text of a message, and consume its closing tag.
 
-    A tag that is a part of the text is followed by neither another message nor the answer's end.
+    A tag closes the message only if another message or the end of the answer follows.
     """
     while mark := (yield from text_until(source, CLOSING, thought=thought)):
         white, place = source.at, source.text.index(mark, source.at)

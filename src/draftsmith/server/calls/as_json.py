@@ -1,4 +1,4 @@
-"""Calls in JSON: the formats of Hermes, Qwen, Granite, Phi-4, Llama 3, Mistral and DeepSeek."""
+"""Tool calls in JSON: formats of Hermes, Qwen, Granite, Phi-4, Llama 3, Mistral and DeepSeek."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from draftsmith.server.calls.source import (
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _PAIR = r"u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _ESCAPE = re.compile(rf'\\(?:["\\/bfnrt]|{_PAIR}|u(?![dD][89a-fA-F])[0-9a-fA-F]{{4}})')
-"""Half of a surrogate pair is refused: no text can hold it."""
+"""Escapes in a string. Half of a surrogate pair is none, because no text can contain it."""
 _LETTERS = re.compile(r"[A-Za-z]+")
 _NUMERAL = re.compile(r"[-+.eE0-9]+")
 _HIGH = re.compile(r"\\u[dD][89abAB]")
@@ -40,11 +40,11 @@ _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 Reader = Callable[[str, Mapping[str, str]], Parser[str]]
 """(name, members before it) → the value of a member."""
 
-# --- values, as they are written ------------------------------------------------------------------
+# --- JSON values, as text ------------------------------------------------------------------
 
 
 def value(source: Source) -> Parser[str]:
-    """Return any JSON value; raise NoCall for NaN and for numbers that overflow."""
+    """Parse any JSON value and return its text; raise NoCall for NaN and numbers that overflow."""
     begin = source.at
     letter = yield from peek(source)
     if letter == '"':
@@ -69,7 +69,7 @@ def value(source: Source) -> Parser[str]:
 
 
 def string(source: Source) -> Parser[str]:
-    """Return a string, quotes included."""
+    """Parse a string and return its text, quotes included."""
     begin = source.at
     yield from must(source, '"')
     while True:
@@ -88,9 +88,9 @@ def string(source: Source) -> Parser[str]:
 
 
 def members(source: Source, read: Reader | None = None) -> Parser[dict[str, str]]:
-    """Return the members of an object, their names decoded.
+    """Parse an object; return the text of each value by its decoded name.
 
-    `read`: reads the value of a name, after the members before it.
+    `read` parses the values; by default, `value` does.
     """
     found: dict[str, str] = {}
     yield from must(source, "{")
@@ -108,7 +108,7 @@ def members(source: Source, read: Reader | None = None) -> Parser[dict[str, str]
 
 
 def written(source: Source) -> Parser[str]:
-    """Return an object as it is written."""
+    """Parse an object and return its text."""
     begin = source.at
     yield from members(source)
     return source.text[begin : source.at]
@@ -118,9 +118,10 @@ def written(source: Source) -> Parser[str]:
 
 
 def streamed(source: Source, name: Any) -> Parser[bool]:
-    """Send a call of a known tool, with its arguments as they come; return whether that was done.
+    """Parse the arguments of a call, and emit the call while they are generated.
 
-    The source stands before the arguments, of which only an object can be streamed.
+    Return False, and consume nothing, if the tool is unknown, the arguments are no object, or calls
+    must not be streamed here.
     """
     known = source.streams and isinstance(name, str) and name in source.tools
     if not known or (yield from peek(source)) != "{":
@@ -131,7 +132,7 @@ def streamed(source: Source, name: Any) -> Parser[bool]:
             source.send()
             yield
     except NoCall:
-        if source.ended:  # the answer ends within the arguments
+        if source.ended:  # the answer was cut off within the arguments
             source.at = len(source.text)
         raise
     finally:
@@ -140,9 +141,9 @@ def streamed(source: Source, name: Any) -> Parser[bool]:
 
 
 def call(source: Source) -> Parser[list[Call]]:
-    """{"name": …, "arguments": …}, or `parameters` in place of `arguments`.
+    """Parse {"name": …, "arguments": …}; `parameters` may replace `arguments`.
 
-    Return the call, or nothing if it was sent.
+    Return the call, or an empty list if it was streamed.
     """
     sent = False
 
@@ -165,7 +166,7 @@ def call(source: Source) -> Parser[list[Call]]:
 
 
 def calls(source: Source) -> Parser[list[Call]]:
-    """Objects and lists of them, with semicolons, commas or white space between two."""
+    """Parse objects, and lists of objects, separated by semicolons, commas or white space."""
     found = list[Call]()
     yield from space(source)
     while True:
@@ -187,7 +188,7 @@ def calls(source: Source) -> Parser[list[Call]]:
 
 
 def closed(*tags: str) -> CallParser:
-    """Calls with a closing tag, which the answer's end may cut off."""
+    """Return a parser of calls with a closing tag, which the end of the answer may cut off."""
 
     def parse(source: Source, _mark: str) -> Parser[list[Call]]:
         found = yield from calls(source)
@@ -199,7 +200,7 @@ def closed(*tags: str) -> CallParser:
 
 
 def open_ended(*tags: str) -> CallParser:
-    """Calls with or without a closing tag."""
+    """Return a parser of calls with or without a closing tag."""
 
     def parse(source: Source, _mark: str) -> Parser[list[Call]]:
         found = yield from calls(source)
@@ -210,9 +211,9 @@ def open_ended(*tags: str) -> CallParser:
 
 
 def llama(source: Source, mark: str) -> Parser[list[Call]]:
-    """Calls of known tools: after a mark, or without one as the whole answer.
+    """Parse calls of known tools: after a mark, or as the whole answer without a mark.
 
-    Nothing marks the latter as calls, and an answer may be JSON for other reasons.
+    Without a mark, an answer may be JSON for other reasons, so all tools must be known.
     """
     found = yield from calls(source)
     if not all(one.name in source.tools for one in found):
@@ -223,14 +224,14 @@ def llama(source: Source, mark: str) -> Parser[list[Call]]:
 
 
 def mistral(source: Source, _mark: str) -> Parser[list[Call]]:
-    """A list of calls; in newer models NAME{…}, NAME[ARGS]{…} or NAME[CALL_ID]ID[ARGS]{…}."""
+    """Parse a list of calls, or NAME{…}, NAME[ARGS]{…} or NAME[CALL_ID]ID[ARGS]{…}."""
     behind = source.at
     yield from space(source)
     if (yield from peek(source)) in ("[", "{"):
         return (yield from calls(source))
     name = yield from run(source, NAME)
     tight = source.at == behind + len(name) and (yield from peek(source)) in ("[", "{")
-    if name not in source.tools and not (name and tight):  # else it is prose that names the mark
+    if name not in source.tools and not (name and tight):  # else the text only mentions the mark
         raise NoCall
     yield from space(source)
     if (yield from taken(source, "[CALL_ID]")):
@@ -243,7 +244,7 @@ def mistral(source: Source, _mark: str) -> Parser[list[Call]]:
 
 
 def deepseek(source: Source, _mark: str) -> Parser[list[Call]]:
-    """V3.1: NAME<｜tool▁sep｜>{…}. V3 and R1: function<｜tool▁sep｜>NAME, then a block of JSON."""
+    """Parse NAME<｜tool▁sep｜>{…} (V3.1) or function<｜tool▁sep｜>NAME, fenced JSON (V3, R1)."""
     found, some = list[Call](), False
     more = True
     while more:

@@ -1,4 +1,4 @@
-"""Calls in Python's syntax: the pythonic format of Llama 3.2 and 4."""
+"""Tool calls in Python's syntax: the pythonic format of Llama 3.2 and 4."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from draftsmith.server.calls.source import (
 CONSTANTS = {
     "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
 }  # fmt: skip
-"""Of Python, and of JSON: models write either."""
+"""Constants of Python and of JSON; models write both."""
 
 _WORD, _NUMERAL = re.compile(r"\w+"), re.compile(r"[-+.\w]+")
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
@@ -39,7 +39,7 @@ _DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 def pythonic(source: Source, mark: str) -> Parser[list[Call]]:
-    """[name(key=value, …), …] of known tools; without a mark it is the whole answer."""
+    """Parse [name(key=value, …), …] with known tools; without a mark, it is the whole answer."""
     found = list[Call]()
     yield from space(source)
     yield from must(source, "[")
@@ -70,7 +70,7 @@ def _keywords(source: Source) -> Parser[dict[str, Any]]:
 
 
 def literal(source: Source) -> Parser[Any]:
-    """Return the value of a string, a number, a constant, a list, a tuple or a dict."""
+    """Parse a string, number, constant, list, tuple or dict; return its value."""
     yield from space(source)
     letter = yield from peek(source)
     if letter in ("'", '"'):
@@ -118,7 +118,7 @@ def _pairs(source: Source) -> Parser[dict[str, Any]]:
 
 
 def _comma(source: Source, end: str) -> Parser[None]:
-    """Skip a comma, which may be left out before the end."""
+    """Consume a comma, which is optional before the end."""
     yield from space(source)
     if (yield from peek(source)) != end:
         yield from must(source, ",")
@@ -126,7 +126,7 @@ def _comma(source: Source, end: str) -> Parser[None]:
 
 
 def string(source: Source) -> Parser[str]:
-    """Return what a string literal means; a line may end in any of them."""
+    """Parse a string literal, which may contain line breaks; return its value."""
     quote = source.text[source.at]
     yield from ready(source, 3)
     end = 3 * quote if source.text.startswith(3 * quote, source.at) else quote
@@ -141,18 +141,18 @@ def string(source: Source) -> Parser[str]:
             source.at += 1
         elif not (yield from ready(source)):
             raise NoCall
-    # Models also write a character as JSON does, by two escapes.
+    # Models also write one character as two escapes, as JSON does.
     return found.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
 def _ends(source: Source, end: str) -> Parser[bool]:
-    """Whether a string ends here, or the answer."""
+    """Return whether the string or the answer ends here."""
     yield from ready(source, len(end))
     return source.text.startswith(end, source.at) or len(source.text) == source.at
 
 
 def _escaped(source: Source) -> Parser[str]:
-    """Return the meaning of an escape sequence after its backslash; unknown ones stay unchanged."""
+    """Parse an escape sequence after its backslash; unknown sequences stay unchanged."""
     letter = yield from peek(source)
     source.at += len(letter)
     count = _DIGITS.get(letter)

@@ -1,4 +1,4 @@
-"""Calls with arguments as plain text between tags: Qwen3-Coder and GLM."""
+"""Tool calls with arguments as plain text between tags: Qwen3-Coder and GLM."""
 
 from __future__ import annotations
 
@@ -26,31 +26,30 @@ from draftsmith.server.calls.source import (
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags of a format; white space may stand before each of them, but for `value_end`.
+    """The tags of a format; white space may precede each of them, except `value_end`.
 
-    Nothing in a value is escaped, so one that holds `value_end` and what may follow it looks as if
-    it ended there. Of several places where closing tags follow, the last before another call, or
-    before the answer's end, is the value's end.
+    Values are not escaped, so a value may contain `value_end` followed by closing tags. A value
+    then ends at the last such place before the next call, or before the end of the answer.
     """
 
     opening: str
-    """Before a call; may be left out where `name` is a tag."""
+    """Before a call; optional if `name` is a tag."""
     name: str
-    """Before a tool's name."""
+    """Before the name of a tool."""
     name_end: str
     key: str
-    """Before a parameter's name."""
+    """Before the name of a parameter."""
     key_end: str
     value: str
-    """Before a value; "": it follows at once."""
+    """Before a value; "" if the value follows `key_end` directly."""
     value_end: str
     closing: tuple[str, ...]
-    """Follows the last value. The answer's end may cut off all but the first."""
+    """After the last value. The end of the answer may cut off all but the first."""
     lines: bool
-    """Whether a value stands on lines of its own."""
+    """Whether a value has its own lines."""
 
     def parse(self, source: Source, mark: str) -> Parser[list[Call]]:
-        """Read one call; `mark` is `opening` or `name`."""
+        """Parse one call; `mark` is `opening` or `name`."""
         if mark == self.opening:
             yield from space(source)
             yield from must(source, self.name)
@@ -68,7 +67,7 @@ class Tags:
         return [called(name, json.dumps(values, ensure_ascii=False))]
 
     def _key(self, source: Source) -> Parser[str | None]:
-        """Skip a parameter's name, up to its value, and return it; None if there is no `key`."""
+        """Consume and return the name of a parameter, up to its value; None if no `key` follows."""
         if not (yield from taken(source, self.key)):
             return None
         name = yield from until(source, self.key_end)
@@ -78,7 +77,7 @@ class Tags:
         return name.strip()
 
     def _closed(self, source: Source) -> Parser[bool]:
-        """Skip the closing tags; return whether the first of them is there."""
+        """Consume the closing tags; return False if the first of them does not follow."""
         first, *others = self.closing
         if not (yield from taken(source, first)):
             return False
@@ -87,13 +86,13 @@ class Tags:
         return True
 
     def _value(self, source: Source, seen: set[str], schema: Any) -> Parser[str]:
-        """Return the text of a value, and skip what ends it."""
+        """Parse a value and the tag after it; return the text of the value."""
         begin = search = source.at
         last, behind = -1, 0
         while True:
             place = source.text.find(self.value_end, search)
             if last >= 0 and (self._opens(source, behind, place) or (place < 0 and source.ended)):
-                break  # the last place is known
+                break  # no later place can be the end
             if place < 0:
                 if source.ended:
                     raise NoCall
@@ -113,7 +112,7 @@ class Tags:
         return text[1:].removesuffix("\n") if self.lines and text.startswith("\n") else text
 
     def _goes_on(self, source: Source, seen: set[str], schema: Any) -> Parser[bool]:
-        """Whether another parameter that the tool may have follows; skips nothing."""
+        """Return whether another parameter of the tool follows; consume nothing."""
         here = source.at
         try:
             key = yield from self._key(source)
@@ -124,7 +123,7 @@ class Tags:
         return key is not None and key not in seen and (not properties or key in properties)
 
     def _opens(self, source: Source, begin: int, end: int) -> bool:
-        """Whether another call begins in a part of the text; `end` -1: up to where it came."""
+        """Return whether another call begins between `begin` and `end`; -1 is the text's end."""
         names = "|".join(map(re.escape, source.tools))
         first = re.escape(self.opening) + r"\s*" + re.escape(self.name)
         found = re.compile(rf"{first}(?:{names})\s*[<>]").search(source.text, begin)
@@ -137,9 +136,10 @@ def _properties(schema: Any) -> Mapping[str, Any]:
 
 
 def typed(text: str, key: str, schema: Any) -> Any:
-    """Return the value that a parameter's text means: the text where the schema wants a string.
+    """Return the value of a parameter; it is the text itself if the schema wants a string.
 
-    Where the schema leaves it open, text that is JSON, or a constant of Python, is that value.
+    If the schema allows several types, text that is valid JSON or a constant of Python becomes that
+    value.
     """
     kinds = _kinds(_properties(schema).get(key), schema)
     if kinds == {"string"} or ("string" in kinds and text != text.strip()):
@@ -158,7 +158,7 @@ def _refuse(constant: str) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Return the name that JSON schemas have for a value's type."""
+    """Return the name of a value's type in JSON schemas."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
     names = {str: "string", int: "integer", float: "number", list: "array"}
@@ -166,7 +166,7 @@ def _kind(value: Any) -> str:
 
 
 def _kinds(schema: Any, root: Any, deepest: int = 8) -> set[str]:
-    """Return the types that a schema allows, as far as it says."""
+    """Return the types that a schema allows; empty if it does not restrict them."""
     if not isinstance(schema, Mapping) or not deepest:
         return set()
     kind = schema.get("type")
@@ -182,7 +182,7 @@ def _kinds(schema: Any, root: Any, deepest: int = 8) -> set[str]:
 
 
 def _at(root: Any, reference: str) -> Any:
-    """Return the part of a schema that a reference within it names; None if there is none."""
+    """Return the part of a schema that a reference names, or None."""
     for name in reference.removeprefix("#").split("/")[1:]:
         root = root.get(name) if isinstance(root, Mapping) else None
     return root

@@ -1,4 +1,4 @@
-"""Formats that the tokenizer itself declares: transformers' response templates."""
+"""Formats that a tokenizer declares: response templates of transformers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from draftsmith.server.calls.source import Call, Parser, Source
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""What response templates call the thoughts."""
+"""Names of the reasoning in response templates."""
 
 
 def declares(tokenizer: Any) -> bool:
-    """Return whether transformers can parse the answers of a tokenizer's model."""
+    """Return whether the tokenizer has a response template to parse answers with."""
     return getattr(tokenizer, "response_template", None) is not None
 
 
 def declared(source: Source, tokenizer: Any, prompt: str, tools: Sequence[Any]) -> Parser[None]:
-    """Read a whole answer to a prompt; what transformers cannot parse is text."""
+    """Parse a whole answer to a prompt; what transformers cannot parse is text."""
     parser = tokenizer.get_response_parser(prefix=prompt, tools=list(tools))
     field, body = "", ""
     for event in parser.initial_events:
@@ -30,7 +30,7 @@ def declared(source: Source, tokenizer: Any, prompt: str, tools: Sequence[Any]) 
         try:
             events = parser.feed(new)
             events += parser.finalize()[1] if ended else []
-        except ValueError:  # what is left is no call, and nothing else can be made of it
+        except ValueError:  # the rest is text
             break
         for event in events:
             field = event["field"]

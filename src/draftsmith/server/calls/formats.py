@@ -1,4 +1,4 @@
-"""The table of formats: what marks a call, what parses it, and which chat templates teach it."""
+"""The table of tool call formats: their marks, their parsers, and how to recognize a template."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from draftsmith.text.thoughts import Thoughts
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way in which models write calls."""
+    """One way in which models write tool calls."""
 
     marks: tuple[str, ...]
-    """What stands before a call."""
+    """Texts that precede a call."""
     parse: CallParser
-    """Reads what follows a mark."""
+    """Parser of the text after a mark."""
     taught: str
-    """Regular expression of what a chat template holds that teaches it."""
+    """Regular expression that matches chat templates with this format."""
     example: str
-    """What a call looks like."""
+    """An example of a call."""
     bare: str = ""
-    """First characters of an answer that may consist of calls without a mark."""
+    """First characters of answers that may consist of calls without a mark."""
     inside: tuple[str, ...] = ()
-    """Further tags, which a tokenizer may have as special tokens."""
+    """Further tags that a tokenizer may have as special tokens."""
     thinks: bool = False
-    """Whether its parser also reads the thoughts before an answer."""
+    """Whether the parser also parses the reasoning before the answer."""
 
 
 _QWEN3_CODER = Tags(
@@ -93,23 +93,23 @@ FORMATS = {
         '{"name": "NAME", "parameters": {"KEY": "VALUE"}}', bare="{[",
     ),
 }  # fmt: skip
-"""By name; the first that a template teaches is its own."""
+"""Format by name. A template has the first format that it matches."""
 
 
 def family_of(tokenizer: Any) -> str | None:
-    """Return the name of the format that a chat template teaches its model; None: of none."""
+    """Return the name of a chat template's format, or None."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
     return next((name for name, row in FORMATS.items() if re.search(row.taught, template)), None)
 
 
 def shows_tools(tokenizer: Any) -> bool:
-    """Return whether a chat template reads the tools of a request."""
+    """Return whether a chat template uses the tools of a request."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
     return re.search(r"\btools\b", template) is not None
 
 
 def markers_of(tokenizer: Any) -> dict[int, str]:
-    """Return the tags that a tokenizer has as special tokens, by id: no text shows these."""
+    """Return the tags that are special tokens, by id; decoding removes them from the text."""
     added = tokenizer.get_added_vocab()
     shown = {
         token for token, about in getattr(tokenizer, "added_tokens_decoder", {}).items()

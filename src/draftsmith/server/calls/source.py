@@ -1,8 +1,8 @@
-"""The text that parsers of answers read while it comes, and the least things that they do.
+"""Source: the streamed text that the parsers read, and the primitives that they are made of.
 
-A parser is a generator. It yields where it needs more text, returns what it has read, and raises
-`NoCall` as soon as the text cannot be a call. A call with streamed arguments counts from its
-first part on: what cannot belong to it is text.
+A parser is a generator. It yields when it needs more text, returns what it has parsed, and raises
+`NoCall` as soon as the text cannot be a call. A call is final once a part of it was sent; text that
+cannot belong to it is then ordinary text.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ NAME = re.compile(r"[\w.:/-]+")
 
 
 class NoCall(Exception):
-    """The text is no call."""
+    """Raised by parsers if the text is not a tool call."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One call; `arguments` is JSON text, as OpenAI's clients expect it, or the begin of it."""
+    """A tool call; `arguments` is JSON text, or its begin if the call is still being streamed."""
 
     name: str
     arguments: str = ""
@@ -38,7 +38,7 @@ class Call:
 
 @dataclass(slots=True)
 class TextPart:
-    """Text of an answer, or of the thoughts before it."""
+    """Text of the answer, or of the reasoning before it."""
 
     text: str
     thought: bool = False
@@ -46,7 +46,7 @@ class TextPart:
 
 @dataclass(slots=True)
 class MoreArguments:
-    """Text that continues the arguments of the last call."""
+    """The next part of the last call's arguments."""
 
     text: str
 
@@ -70,35 +70,35 @@ def add(parts: list[Part], part: Part) -> None:
 
 @dataclass(slots=True)
 class Source:
-    """An answer's text as far as it came, and where its parser stands."""
+    """The text of an answer so far, the position of its parser, and the parts parsed so far."""
 
     tools: Mapping[str, Any]
-    """The tools that may be called, each with the JSON schema of its parameters, or None."""
+    """Names of the tools → JSON schema of the parameters, or None."""
     text: str = ""
     at: int = 0
     ended: bool = False
-    """Whether no more text comes."""
+    """Whether the answer is complete."""
     parts: list[Part] = field(default_factory=list)
-    """What was read and not taken yet."""
+    """Parts that the reader has not taken yet."""
     thinking: bool = False
-    """Whether the next token counts as one of the thoughts."""
+    """Whether the next token counts as reasoning."""
     thoughts: int = 0
-    """Tokens that do so far."""
+    """Number of reasoning tokens so far."""
     forced: bool = False
-    """Whether the text is one call."""
+    """Whether the whole text is one call."""
     streams: bool = False
     """Whether a call of a known tool may be sent before it is complete."""
     called: int = 0
-    """End of what was sent of a call that is being read; its begin if nothing was sent."""
+    """End of the text that was sent as part of the current call; its begin if none was."""
 
     def tell(self, end: int, *, thought: bool = False) -> None:
-        """Add the text up to a place to the parts, and go there."""
+        """Emit the text up to the position `end`, and move there."""
         text, self.at = self.text[self.at : end], end
         if text:
             add(self.parts, TextPart(text, thought))
 
     def send(self, call: Call | None = None) -> None:
-        """Add a new call, or what was read of the last one's arguments since, to the parts."""
+        """Emit a new call, or the arguments of the last call up to the current position."""
         if call is not None:
             add(self.parts, call)
         elif self.at > self.called:
@@ -107,11 +107,12 @@ class Source:
 
 
 CallParser = Callable[[Source, str], Parser[list[Call]]]
-"""(source, mark) → calls; the source stands after the mark, "" at the beginning of an answer."""
+"""(source, mark) → calls that were not sent yet. The source is positioned after the mark, which is
+"" at the begin of an answer."""
 
 
 def ready(source: Source, count: int = 1) -> Parser[bool]:
-    """Wait for `count` characters; return False if the answer ends before."""
+    """Wait for `count` characters; return False if the answer ends before them."""
     while len(source.text) < source.at + count:
         if source.ended:
             return False
@@ -120,7 +121,7 @@ def ready(source: Source, count: int = 1) -> Parser[bool]:
 
 
 def peek(source: Source) -> Parser[str]:
-    """Return the next character, or "" at the answer's end."""
+    """Return the next character without consuming it, or "" at the end."""
     there = yield from ready(source)
     return source.text[source.at] if there else ""
 
@@ -132,7 +133,7 @@ def space(source: Source) -> Parser[None]:
 
 
 def taken(source: Source, word: str) -> Parser[bool]:
-    """Skip a word if it is there; return whether it was."""
+    """Consume a word if it comes next; return whether it did."""
     while True:
         there = source.text[source.at : source.at + len(word)]
         if there == word:
@@ -144,15 +145,15 @@ def taken(source: Source, word: str) -> Parser[bool]:
 
 
 def must(source: Source, word: str) -> Parser[None]:
-    """Skip a word; raise NoCall if it is not there."""
+    """Consume a word; raise NoCall if something else comes next."""
     if not (yield from taken(source, word)):
         raise NoCall
 
 
 def closing(source: Source, *tags: str) -> Parser[bool]:
-    """Skip white space and one of some tags, of which the answer's end may cut off a part.
+    """Consume white space and one of several tags; else consume nothing, return False.
 
-    Skip nothing, and return False, if none of them is there.
+    The end of the answer may cut off a part of the tag.
     """
     begin = source.at
     yield from space(source)
@@ -168,7 +169,10 @@ def closing(source: Source, *tags: str) -> Parser[bool]:
 
 
 def until(source: Source, word: str) -> Parser[str]:
-    """Return the text before a word, and skip both; raise NoCall if the word never comes."""
+    """Consume text up to and including a word; return the text before it.
+
+    Raise NoCall if the word never comes.
+    """
     begin = seen = source.at
     while (found := source.text.find(word, seen)) < 0:
         if source.ended:
@@ -180,9 +184,9 @@ def until(source: Source, word: str) -> Parser[str]:
 
 
 def text_until(source: Source, marks: Sequence[str], *, thought: bool = False) -> Parser[str]:
-    """Tell text as it comes, up to the white space before the first of some marks.
+    """Emit text while it is generated, up to the white space before the first of several marks.
 
-    Return that mark, which is not skipped; "" at the answer's end.
+    Return that mark without consuming it, or "" at the end of the answer.
     """
     while True:
         found = [(source.text.find(mark, source.at), mark) for mark in marks]
@@ -199,7 +203,7 @@ def text_until(source: Source, marks: Sequence[str], *, thought: bool = False) -
 
 
 def run(source: Source, pattern: re.Pattern[str]) -> Parser[str]:
-    """Skip and return the longest text of the characters that a pattern repeats; maybe ""."""
+    """Consume and return the longest text that a pattern of repeated characters matches."""
     begin = source.at
     while True:
         found = pattern.match(source.text, source.at)
@@ -210,7 +214,7 @@ def run(source: Source, pattern: re.Pattern[str]) -> Parser[str]:
 
 
 def tool(source: Source) -> Parser[str]:
-    """Return the name of a tool; raise NoCall if there is none of that name."""
+    """Consume and return the name of a known tool; raise NoCall for other names."""
     name = yield from run(source, NAME)
     if name not in source.tools:
         raise NoCall
@@ -218,7 +222,7 @@ def tool(source: Source) -> Parser[str]:
 
 
 def separated(source: Source, end: str) -> Parser[bool]:
-    """Skip a comma, or the end of a list; return whether the list goes on."""
+    """Consume a comma or the end of a list; return whether the list continues."""
     yield from space(source)
     if (yield from taken(source, end)):
         return False
@@ -235,9 +239,9 @@ def finished(source: Source) -> Parser[None]:
 
 
 def called(name: Any, arguments: str) -> Call:
-    """Return a call with JSON text for arguments, or with the string that this text spells.
+    """Return a call; if the JSON text `arguments` is a string, its value becomes the arguments.
 
-    Raises NoCall for half of a surrogate pair, which no response can hold.
+    Raise NoCall for invalid JSON, and for half of a surrogate pair, which no response can contain.
     """
     try:
         value = json.loads(arguments)
