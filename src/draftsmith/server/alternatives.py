@@ -1,4 +1,4 @@
-"""The model's own log-probabilities, before any processor: the same with drafts as without."""
+"""Log-probabilities of the model before any processor, with the most probable alternatives."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from draftsmith.text.vocab import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's log-probability, and the most probable tokens in its place, the best first."""
+    """The log-probability of a token, and the most probable tokens at its position."""
 
     token: int
     logprob: float | None
-    """None: nothing comes before the token."""
+    """None for the first token of a text."""
     top: tuple[tuple[int, float], ...] = ()
 
 
 class Alternatives:
-    """A processor that looks on: it is called once for every token that is emitted, in order."""
+    """A processor that changes nothing and records the scores of every emitted token."""
 
     def __init__(self, top: int) -> None:
         self._top = top
@@ -34,7 +34,7 @@ class Alternatives:
 
     @classmethod
     def watch(cls, sequence: TextSequence, top: int) -> Alternatives:
-        """Look on at a sequence that has not begun."""
+        """Add a recorder to a sequence that has not started."""
         seen, sequence = cls(top), sequence
         sequence.distribution = sequence.distribution.watched(seen)
         return seen
@@ -44,7 +44,7 @@ class Alternatives:
         return scores
 
     def take(self, tokens: Sequence[int]) -> list[Logprob]:
-        """Of the tokens that came since the last time."""
+        """Return the log-probabilities of the tokens since the last call."""
         found = []
         for token, row in zip(tokens, self._rows, strict=False):
             found.append(logprob_of(token, row, self._top))
@@ -53,7 +53,7 @@ class Alternatives:
 
 
 def logprob_of(token: int, row: Tensor, top: int) -> Logprob:
-    """Read a token's log-probability, and `top` alternatives, from those of all tokens (V,)."""
+    """Return a token's log-probability and `top` alternatives from those of all tokens (V,)."""
     best = row.topk(min(top, len(row)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return Logprob(token, _finite(float(row[token])), _pairs(pairs))
@@ -64,12 +64,12 @@ def _pairs(top: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity and no NaN; OpenAI's own servers say -9999."""
+    """Limit a value as OpenAI's servers do, because JSON has no infinity and no NaN."""
     return logprob if logprob > -9999 else -9999.0
 
 
 def speller(model: LoadedModel) -> Callable[[int], bytes]:
-    """Makes, once, what tells what a token writes; of a special one, its name."""
+    """Return a function that gives the bytes of a token, or the name of a special token."""
     try:
         vocabulary = Vocabulary.of(model.tokenizer, model.vocab_size)
     except DraftsmithError:  # the bytes of this tokenizer's ids are not known

@@ -217,9 +217,8 @@ class Answer:
             async for chunk in chunks:
                 index, choice = chunk.index, self.choices[chunk.index]
                 calls, delta = len(choice.calls), choice.take(chunk)
-                if delta.thoughts and (
-                    delta.text or delta.calls
-                ):  # some clients read only one of them
+                # Some clients read only the reasoning of a chunk that has both.
+                if delta.thoughts and (delta.text or delta.calls):
                     yield sent(index, Delta([TextPart(delta.thoughts, thought=True)]), calls, None)
                     delta.parts = [
                         p for p in delta.parts if not (isinstance(p, TextPart) and p.thought)

@@ -1,4 +1,4 @@
-"""From a request's body to a call of the worker, and from its chunks to a response."""
+"""Api: turns request bodies into calls of the worker, and their chunks into responses."""
 
 from __future__ import annotations
 
@@ -40,61 +40,62 @@ _INFILLING = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
-"""Tokens before what precedes a gap, before what follows it, and before what fills it."""
+"""Tokens before the text that precedes a gap, the text that follows it, and the text that fills it,
+by model family."""
 
 _TEXTS = ["this and no more", "or that"]
-"""What a grammar may ask for: it leaves a choice, then it forces tokens."""
+"""Answers of the warm-up's grammar: it leaves a choice, then it forces tokens."""
 
 CLIENT_GONE = 499
-"""Status of an answer without a client."""
+"""Status that is logged if the client has disconnected."""
 
 LONG = 100_000
-"""Bytes of a request from which its preparation may take a noticeable time."""
+"""Size of a request, in bytes, from which its preparation may take a noticeable time."""
 
 log = logging.getLogger(__name__)
 
 
 class Arrival(NamedTuple):
-    """A request that has arrived with its body."""
+    """The arrival of a request with its whole body."""
 
     began: float
-    """When it had, by `time.perf_counter`."""
+    """Time of the arrival, by `time.perf_counter`."""
     bytes: int
-    """Of its body."""
+    """Size of the body."""
 
 
 class Api:
-    """One engine and all that serves it."""
+    """One engine, and the state of the server around it."""
 
     def __init__(self, engine: Engine, settings: Settings, keys: Keys, name: str) -> None:
-        """`name`: what clients call the model."""
+        """`name`: name of the model for clients."""
         self.engine, self.settings, self.keys, self.name = engine, settings, keys, name
         self.tokenizer = engine.model.tokenizer
         self.spell = speller(engine.model)
         self.markers = {} if self.tokenizer is None else markers_of(self.tokenizer)
-        """Tags of tool calls that no text shows, by token."""
+        """Tags of tool calls that are special tokens, by token id."""
         self.metrics = Metrics(name)
         capacity = engine.max_batch + settings.queue
         self.worker = Worker(engine, capacity, self.metrics.observe)
         self.metrics.watch(self.worker)
         self._preparing = ThreadPoolExecutor(capacity, "draftsmith-prompts")
-        """A thread for each request, so that none waits for another's prompt or drafter."""
+        """One thread for each request, so that no request waits for the prompt of another."""
         self._long = asyncio.Lock()
-        """Long prompts take turns, so that they take one core at most."""
+        """Held while a long prompt is prepared, so that these occupy one core at most."""
         self._compiling = ThreadPoolExecutor(4, "draftsmith-grammars")
-        """So that one which takes long holds up no other."""
+        """Several threads, so that a slow grammar does not delay others."""
 
     def warm_up(self) -> None:
-        """Compile and load what answers need, by two short ones of which nothing is kept.
+        """Compile and load everything that answers need, by generating two short ones.
 
-        Else the first client waits for it. Raises what the model does.
+        Otherwise the first client would wait for it. Raises the errors of the model.
         """
         log.info("warming up")
         began, sequences = perf_counter(), [self._short()]
         schema = Grammar.json_schema({"enum": _TEXTS})
         try:
             sequences.append(self._short(grammar=schema, prediction=_TEXTS[0]))
-        except OptionError as error:  # the model follows no grammar; requests for one say so, too
+        except OptionError as error:  # requests with a grammar get the same error
             log.info("no grammar can be followed", extra={"fields": {"why": str(error)}})
         with (
             partial_results(sequences),
@@ -105,7 +106,7 @@ class Api:
         log.info("warm", extra={"fields": {"seconds": round(perf_counter() - began, 3)}})
 
     def _short(self, **options: Any) -> TextSequence:
-        """An answer that is too short to be kept, and that is not remembered."""
+        """Return a sequence that is kept neither in the prefix cache nor as an earlier answer."""
         options |= {"max_new_tokens": 8, "min_new_tokens": 8, "budget": "drafter"}
         sequence = self.engine.prepare(options).sequence([0, 1, 0, 1])
         sequence.context.earlier = None
@@ -126,7 +127,7 @@ class Api:
                 code="model_not_found",
             )
 
-    # --- what is asked ----------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------
 
     async def chat(
         self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
@@ -138,7 +139,7 @@ class Api:
     async def begin_chat(
         self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
     ) -> tuple[Call, Answer]:
-        """A chat's answers in line, and how they are written down."""
+        """Submit a chat; return its call, and the answer that formats the response."""
         chat = Chat.of(body, self.tokenizer, self.settings.tool_format, ignored)
         if body.top_logprobs is not None and not body.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs=true", param="top_logprobs")
@@ -160,7 +161,7 @@ class Api:
         prompts: list[Any] = [body.prompt]
         if isinstance(body.prompt, list) and body.prompt and not isinstance(body.prompt[0], int):
             prompts = body.prompt
-        self.worker.check(len(prompts) * body.n)  # before anything is made for each
+        self.worker.check(len(prompts) * body.n)  # before anything is prepared
         if body.suffix is not None:
             prompts = self._gaps(prompts, body.suffix)
         grammar = grammar_of(body.response_format)
@@ -183,7 +184,7 @@ class Api:
         salt: str,
         echoes: list[Echo | None],
     ) -> bool:
-        """Put what each prompt's answers begin with into `echoes`; say that it is done."""
+        """Compute the echo of each prompt into `echoes`; return True."""
         if body.suffix is not None:
             raise Refusal(400, "echo cannot be used with a suffix", param="echo")
         prepare = partial(echo_of, self.engine, top=body.logprobs, salt=salt)
@@ -202,7 +203,7 @@ class Api:
         return True
 
     def _gaps(self, prompts: Sequence[Any], suffix: str) -> list[str]:
-        """The prompts by which a model fills the gap between two texts."""
+        """Return prompts with which the model fills the gap between two texts."""
         vocabulary = {} if self.tokenizer is None else self.tokenizer.get_vocab()
         marks = next((marks for marks in _INFILLING if vocabulary.keys() >= {*marks}), None)
         if marks is None or not all(isinstance(prompt, str) for prompt in prompts):
@@ -225,7 +226,7 @@ class Api:
             **more,
         )
 
-    # --- from there to the worker and back --------------------------------------------------------
+    # --- to the worker and back --------------------------------------------------------
 
     async def _begin(
         self,
@@ -237,10 +238,10 @@ class Api:
         top: int | None,
         request: Request,
     ) -> Call:
-        """Prepare the answers to some prompts and put them in line.
+        """Prepare the sequences for some prompts and submit them.
 
-        `more`: further options of the engine. `top`: alternatives for each token's log-probability;
-        None: no log-probabilities. `seconds`: that they may take; None: the server's limit.
+        `more`: further options of the engine. `top`: number of alternatives for each token's
+        log-probability; None: no log-probabilities.
         """
         self.check_model(body.model)
         if body.stream_options is not None and not body.stream:
@@ -282,14 +283,14 @@ class Api:
         return call
 
     async def _compiled(self, grammar: Grammar) -> None:
-        """Have a grammar compiled in a thread of its own: it takes its time, but only once."""
+        """Compile a grammar in another thread; the engine keeps the result."""
         compile_it = partial(self.engine.prepare, {"grammar": grammar})
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self.settings.grammar_seconds) as limit:
                 await loop.run_in_executor(self._compiling, compile_it)
         except TimeoutError:
-            if not limit.expired():  # the compiler has raised this
+            if not limit.expired():  # the compiler itself raised it
                 raise
             raise Refusal(
                 400, "the grammar took too long to compile; simplify it", param="response_format"
@@ -298,7 +299,7 @@ class Api:
     async def _prepared(
         self, prepare: Callable[[], list[TextSequence]], *, long: bool
     ) -> list[TextSequence]:
-        """What a thread of the request's own prepares; long prompts one after the other."""
+        """Run `prepare` in another thread; long prompts one after the other."""
         async with self._long if long else nullcontext():
             return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
 
@@ -320,21 +321,21 @@ class Api:
     async def _reply(
         self, body: Sampling, call: Call, answer: Answer, request: Request
     ) -> Response:
-        """The answer as it was asked for: in events, or whole."""
+        """Return the response, streamed or whole as the request asks."""
         if body.stream:
             usage = body.stream_options is not None and body.stream_options.include_usage
             return self.stream(call, answer, answer.events(call.chunks(), usage))
         return await self.whole(call, answer, answer.whole, request)
 
     def stream(self, call: Call, answer: Answer, events: AsyncIterator[Event]) -> Response:
-        """A response in events, which closes the call whatever becomes of it."""
+        """Return a streamed response, which closes the call in any case."""
         closing = partial(self._close, call, answer)
         return Events(events, closing, self.settings)
 
     async def whole(
         self, call: Call, answer: Answer, body: Callable[[], Any], request: Request
     ) -> Response:
-        """A response in one piece; nothing where the client is gone."""
+        """Return a whole response, or an empty one if the client has disconnected."""
 
         async def ready() -> bool:
             async for chunk in call.chunks():
@@ -361,19 +362,19 @@ class Api:
 
 
 class Events(EventSourceResponse):
-    """A stream of events."""
+    """A streamed response that calls a function when it has ended."""
 
     def __init__(
         self, events: AsyncIterator[Event], closing: Callable[[], None], settings: Settings
     ) -> None:
-        """`closing` is called at the end, also where nothing was ever sent."""
+        """`closing` is called at the end, even if nothing was sent."""
         super().__init__(
             events, sep="\n", ping=settings.keep_alive, send_timeout=settings.slow_reader
         )
         self._closing = closing
 
     async def __call__(self, *connection: Any) -> None:
-        """Send them; a reader that is too slow gets no end, which closes its connection."""
+        """Send the events; the connection of a client that reads too slowly is closed."""
         try:
             await super().__call__(*connection)
         except SendTimeoutError:
@@ -383,7 +384,7 @@ class Events(EventSourceResponse):
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, bool]) -> bool:
-    """Whether the work was done before the client went; then it is cancelled. Raises its errors."""
+    """Await and return `work`; return False, and cancel it, if the client disconnects."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -399,5 +400,5 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, bool]) -> bool
 
 
 def predicted(body: ChatRequest | CompletionRequest) -> dict[str, Any]:
-    """The engine's option for what the answer is expected to resemble."""
+    """Return the engine's option for the prediction of a request."""
     return {} if body.prediction is None else {"prediction": text_of(body.prediction.content)}

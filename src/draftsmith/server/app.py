@@ -1,4 +1,4 @@
-"""The endpoints, and what every request goes through on its way to them."""
+"""The endpoints, and the middleware before them."""
 
 # Without the usual `from __future__ import annotations`: FastAPI evaluates the endpoints' own ones.
 import time
@@ -33,7 +33,7 @@ from draftsmith.text.tokenizer import OPENING, decode, encode, render_chat
 
 
 class BodyLimit:
-    """Refuses a request that is too long, as soon as that is known; notes when it has arrived."""
+    """Refuses a long body as early as possible; records when the body is complete."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app, self._most = app, most
@@ -56,7 +56,7 @@ class BodyLimit:
 
 
 def application(api: Api) -> FastAPI:
-    """The ASGI application; while it runs, a thread of its own drives the engine."""
+    """Return the ASGI application; while it runs, the engine's own thread makes the passes."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -69,7 +69,7 @@ def application(api: Api) -> FastAPI:
         title="draftsmith",
         version=draftsmith.__version__,
         lifespan=lifespan,
-        docs_url=None,  # FastAPI's own pages load scripts from elsewhere
+        docs_url=None,  # FastAPI's own pages load scripts from other servers
         redoc_url=None,
     )
     app.add_middleware(BodyLimit, most=settings.max_body)
@@ -112,7 +112,7 @@ def application(api: Api) -> FastAPI:
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request, caller: Caller) -> Response:
         """Answer a conversation of items; nothing is stored."""
-        ignored = Ignored(body, strict=False)  # agents send much that means nothing here
+        ignored = Ignored(body, strict=False)  # agents send many fields that have no meaning here
         ignored.limit(body, settings.max_output)
         return ignored.named(await responses.respond(api, body, caller, request, ignored))
 
@@ -123,7 +123,7 @@ def application(api: Api) -> FastAPI:
         ignored.limit(body, settings.max_output)
         return ignored.named(await messages.respond(api, body, caller, request, ignored))
 
-    # No `async`: long texts take their time, in a thread of their own.
+    # Not `async`: FastAPI runs it in another thread, because long texts take a while.
     @app.post("/v1/messages/count_tokens", dependencies=[Depends(salt)])
     def count_tokens(body: CountRequest, response: Response) -> dict[str, int]:
         """Count the tokens of a chat in Anthropic's shape."""
@@ -197,7 +197,7 @@ def application(api: Api) -> FastAPI:
 
 
 def _tell_errors(app: FastAPI) -> None:
-    """Every error in OpenAI's shape, or in Anthropic's."""
+    """Install handlers that return every error in OpenAI's or Anthropic's form."""
 
     def refused(request: Request, refusal: Refusal) -> Response:
         fields = {"path": request.url.path[:200], "status": refusal.status, "code": refusal.code}

@@ -1,4 +1,4 @@
-"""A chat as the model is asked it: messages, template, grammar, thoughts and tools."""
+"""Chat: a chat request as the engine needs it: messages, template, grammar, reasoning, tools."""
 
 from __future__ import annotations
 
@@ -23,28 +23,31 @@ from draftsmith.text.tokenizer import OPENING, continues, decode
 
 @dataclass(slots=True)
 class Chat:
-    """What is asked of the model, and how its answer is read."""
+    """The input of the model for a chat, and the format of its answer."""
 
     messages: list[dict[str, Any]]
     template: dict[str, Any]
     """Variables of the chat template."""
     grammar: Grammar | None = None
     thoughts: Thoughts | None = None
-    """None: the answer has none."""
+    """Tags of the reasoning; None: the answer has none."""
     family: str | None = None
-    """The format of its calls; None: none are read."""
+    """Format of the tool calls, a key of `FORMATS`; None: calls are not parsed."""
     tools: Mapping[str, Any] = field(default_factory=dict)
-    """Names of the functions, with the schemas of their parameters."""
+    """Names of the functions → schemas of their parameters."""
     forced: bool = False
     """Whether the answer is one call in JSON."""
     goes_on: bool = False
     """Whether the last message is continued."""
     own: bool = False
-    """Whether transformers reads the answers: the tokenizer declares a format that no row has."""
+    """Whether transformers parses the answer, because the tokenizer declares its own format."""
 
     @classmethod
     def of(cls, body: ChatRequest, tokenizer: Any, family: str | None, ignored: Ignored) -> Chat:
-        """Raise Refusal or OptionError for what cannot be; `family`: an operator's choice."""
+        """Create a chat from a request. `family`: the operator's choice of the format.
+
+        Raise Refusal or OptionError for invalid combinations.
+        """
         messages = [message.plain() for message in body.messages]
         template = variables(body, tokenizer)
         if body.messages[-1].role == "assistant" and not template.keys() & {*OPENING}:
@@ -59,18 +62,18 @@ class Chat:
                 if value not in (None, [], {}):
                     ignored.add(f"the field {name!r:.100} of messages[{number}] was ignored")
         chat = cls(messages, template, grammar_of(body.response_format))
-        chat.goes_on = continues(messages, template)  # raises what contradicts itself
+        chat.goes_on = continues(messages, template)  # raises OptionError for contradictions
         chat._think(body, tokenizer)
         chat._show_tools(body, tokenizer, family, ignored)
         return chat
 
     @property
     def options(self) -> dict[str, Any]:
-        """The engine's options, but for the grammar."""
+        """The engine's options except the grammar."""
         return {"chat_template_kwargs": self.template, "thoughts": self.thoughts}
 
     def reader(self, tokenizer: Any, markers: Mapping[int, str], prompt: Sequence[int]) -> Reader:
-        """What reads an answer to a prompt, which may have begun the thoughts or the answer."""
+        """Return the reader for an answer; the prompt may contain the begin of the answer."""
         if self.own:
             text = decode(tokenizer, prompt, special=True)
             tools = self.template.get("tools", [])
@@ -86,7 +89,7 @@ class Chat:
         return Reader(family, self.tools, markers, thoughts, written, forced=self.forced)
 
     def _think(self, body: ChatRequest, tokenizer: Any) -> None:
-        """Find out whether the model thinks, and for how long."""
+        """Set the tags and the limit of the reasoning."""
         found, limit = Thoughts.of(tokenizer), body.thinking_token_budget
         if found is None:
             if limit is not None:
@@ -100,13 +103,13 @@ class Chat:
         said = self.messages[-1]["content"] if self.goes_on else ""
         begun = said.rfind(found.begin) > said.rfind(found.end) if said.strip() else None
         if begun is not None and not found.begin:
-            return  # the answer itself is continued
+            return  # the prompt contains the begin of the answer itself
         self.thoughts = replace(found, limit=limit, begun=begun)
 
     def _show_tools(
         self, body: ChatRequest, tokenizer: Any, family: str | None, ignored: Ignored
     ) -> None:
-        """Show the tools to the model, by its template or a prompt, and force a call if wanted."""
+        """Add the tools to the template or the prompt, and a grammar if a call is forced."""
         tools = [] if body.tool_choice == "none" else body.tools or []
         if not tools and body.tool_choice not in (None, "none", "auto"):
             raise Refusal(400, "tool_choice cannot be forced without tools", param="tool_choice")
@@ -140,7 +143,7 @@ class Chat:
 
 
 def variables(body: ChatRequest, tokenizer: Any) -> dict[str, Any]:
-    """Variables for the chat template; raises Refusal for what decides how it is applied."""
+    """Return the variables for the chat template; raise Refusal for arguments of its function."""
     given = dict(body.chat_template_kwargs or {})
     apply: Any = getattr(tokenizer, "apply_chat_template", lambda: None)
     ours = inspect.signature(apply).parameters.keys() - {*OPENING}
@@ -164,7 +167,7 @@ def variables(body: ChatRequest, tokenizer: Any) -> dict[str, Any]:
 
 
 def grammar_of(given: Mapping[str, Any] | None) -> Grammar | None:
-    """What `response_format` asks an answer to follow; raises Refusal for what it cannot be."""
+    """Return the grammar for a `response_format`; raise Refusal for an invalid one."""
     kind = "text" if given is None else given.get("type")
     if given is None or kind == "text":
         return None

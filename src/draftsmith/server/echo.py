@@ -1,7 +1,7 @@
 """Prompts that are returned (`echo`), with the log-probabilities of their tokens.
 
-A prompt is scored as an answer to its first token: a processor lets every next token be the
-prompt's, and a drafter drafts them all. So the passes are those of any answer, shared with others.
+A prompt is scored as an answer to its first token: a processor forces every next token to be the
+prompt's, and a drafter drafts them. So scoring shares passes with other requests.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from draftsmith.server.alternatives import Logprob, logprob_of
 from draftsmith.text.tokenizer import StreamDecoder
 
 WIDTH = 64
-"""Tokens of a prompt that a pass scores."""
+"""Number of tokens that a pass scores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt as a completion tells it back."""
+    """A prompt as a completion returns it."""
 
     text: str
     offsets: tuple[int, ...] = ()
-    """Where each token's own text begins."""
+    """Position of each token's text."""
     logprobs: list[Logprob] = field(default_factory=list)
-    """Of each token, the first of which has none."""
+    """One for each token; that of the first token is None."""
 
 
 class Recital:
-    """A processor by which an answer goes on as a prompt does; notes what the model says to it."""
+    """A processor that forces the tokens of a prompt and records their log-probabilities."""
 
     def __init__(self, ids: Sequence[int], top: int, logprobs: list[Logprob]) -> None:
-        """`top`: alternatives for each token. `logprobs`: where it adds what it finds."""
+        """`top`: number of alternatives for each token. Results are appended to `logprobs`."""
         self._ids, self._top, self._logprobs = ids, top, logprobs
 
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Recital:
 
 @dataclass(frozen=True)
 class _Prompt(Drafter):
-    """Drafts a prediction word for word, from its beginning."""
+    """Drafts the tokens of the prediction in order."""
 
     name = "prompt"
 
@@ -76,8 +76,8 @@ def echo_of(
 ) -> tuple[Echo, TextSequence | None]:
     """Return an echoed prompt, and the sequence that computes its log-probabilities.
 
-    `top`: alternatives for each token; None: no log-probabilities. No sequence where there are none
-    to compute. Raises PromptError.
+    `top`: number of alternatives for each token; None: no log-probabilities. The sequence is None
+    if there is nothing to compute. Raises PromptError.
     """
     ids, tokenizer = engine.prepare({}).encode(prompt), engine.model.tokenizer
     decoder, text, starts = StreamDecoder(tokenizer), "", list[int]()

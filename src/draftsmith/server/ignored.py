@@ -1,4 +1,4 @@
-"""What a server ignores of a request: refused, or named in a header of its response."""
+"""Ignored parts of a request: refused, or named in a header of the response."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import Body, MessagesRequest, ResponsesRequest, Sampling
 
 HEADER = "Warning"
-"""RFC 7234's; its code 299 is for all other warnings."""
+"""Header of RFC 7234; code 299 is a miscellaneous warning."""
 
 _LONGEST = 2000
-"""Bytes of a header's value that all servers and proxies let pass."""
+"""Maximum bytes of the header's value; some servers and proxies refuse longer headers."""
 
 
 class Ignored:
-    """Collects the fields of one request that are not read."""
+    """Collects warnings about the parts of one request that are ignored."""
 
     def __init__(self, body: Body, strict: bool) -> None:
-        """Begin with the body's unknown fields; `strict`: raise Refusal for the first of these."""
+        """Start with the unknown fields of the body; with `strict`, raise Refusal for the first."""
         known, unknown = sorted(type(body).model_fields), list(body.model_extra or ())
         if unknown and strict:
             near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.6)
@@ -30,11 +30,11 @@ class Ignored:
         self._told = [f"the field {name!r:.100} is unknown and was ignored" for name in unknown]
 
     def add(self, told: str) -> None:
-        """Tell of something else."""
+        """Add a warning."""
         self._told.append(told)
 
     def limit(self, body: Sampling | ResponsesRequest | MessagesRequest, most: int) -> None:
-        """Lower the tokens that an answer may have to `most`, and tell of what was asked."""
+        """Lower the requested length of the answer to `most` tokens, with a warning."""
         name = body.longest
         asked = getattr(body, name)
         if asked is not None and asked > most:
@@ -43,7 +43,7 @@ class Ignored:
             setattr(body, name, most)
 
     def named(self, response: Response) -> Response:
-        """Return a response with a header that names all of it, if there is any."""
+        """Add a header with all warnings to a response, and return the response."""
         values, left = list[str](), _LONGEST
         for told in self._told:
             # A header is ASCII; JSON's escapes make a quoted string of any text.

@@ -14,7 +14,7 @@ VARIABLE = "DRAFTSMITH_API_KEYS"
 
 
 class Keys:
-    """The keys that are served; without any, everybody is."""
+    """The accepted API keys; without any, all requests are accepted."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._digests = [
@@ -23,7 +23,7 @@ class Keys:
 
     @classmethod
     def read(cls, file: Path | None, environment: Mapping[str, str]) -> Keys:
-        """Those of a file and of the environment; raises LoadError, also for a file without any."""
+        """Read keys from a file and the environment; raise LoadError if one of these has none."""
         said = environment.get(VARIABLE)
         found = [key for key in map(str.strip, (said or "").split(",")) if key]
         if said is not None and not found:
@@ -43,15 +43,16 @@ class Keys:
         return bool(self._digests)
 
     def salt(self, key: str | None) -> str:
-        """What keeps a key's cached prefixes and answers its own; raises Refusal for a wrong one.
+        """Return the cache salt of a key; raise Refusal for a wrong key.
 
-        Speed tells what others have asked, so only those with the same key share what is kept.
+        Response times reveal cached prefixes and answers, so only requests with the same key share
+        them.
         """
         if not self._digests:
             return ""
         # Headers are bytes, which servers show as Latin-1; those of a key are mostly UTF-8.
         given, known = _digest((key or "").encode("latin-1", "replace")), False
-        for digest in self._digests:  # all of them: the time must not tell which
+        for digest in self._digests:  # compare all, so that the time does not reveal the position
             known |= hmac.compare_digest(digest, given)
         if not known:
             what = "is not one that this server knows" if key else "is missing"

@@ -1,4 +1,4 @@
-"""POST /v1/messages: Anthropic's interface, a chat underneath."""
+"""POST /v1/messages: Anthropic's interface, translated to a chat."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from draftsmith.text.thoughts import Thoughts
 from draftsmith.text.tokenizer import render_chat
 
 _FIELDS = {"stop": "stop_sequences", "response_format": "output_config"}
-"""Of a chat, and what they are called here."""
+"""Fields of a chat → their names in this interface."""
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -36,7 +36,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 async def respond(
     api: Api, body: MessagesRequest, salt: str, request: Request, ignored: Ignored
 ) -> Response:
-    """Answer."""
+    """Answer a request."""
     with renaming(_FIELDS):
         chat = chat_of(body, api.tokenizer, ignored)
         call, answer = await api.begin_chat(chat, salt, request, ignored)
@@ -56,7 +56,7 @@ def count(api: Api, body: CountRequest, ignored: Ignored) -> dict[str, int]:
 
 
 def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest:
-    """Return the chat that a request means; raise Refusal."""
+    """Translate a request to a chat; raise Refusal if that is not possible."""
     messages: list[dict[str, Any]] = []
     if body.system:
         messages.append({"role": "system", "content": text_of(body.system)})
@@ -88,7 +88,7 @@ def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest
 
 
 def _thinking(thinking: Mapping[str, Any], tokenizer: Any, ignored: Ignored) -> dict[str, Any]:
-    """What a chat says of its thoughts."""
+    """Return the fields of a chat that configure its reasoning."""
     kind = thinking.get("type")
     if kind == "disabled":
         return {"reasoning_effort": "none"}
@@ -140,7 +140,7 @@ def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]
 
 
 class Reply(PartEvents):
-    """One message, as far as it came, and the events that tell of it."""
+    """One message, as far as it was generated, and its events."""
 
     def __init__(self, body: MessagesRequest, answer: Answer) -> None:
         super().__init__(answer.choices[0])
@@ -148,18 +148,18 @@ class Reply(PartEvents):
         self._id = answer.id = f"msg_{secrets.token_hex(12)}"
         self._blocks: list[dict[str, Any]] = []
         self._going: str | None = None
-        """The type of the last block while that may go on."""
+        """Type of the last block if it may continue, else None."""
         self._arguments = ""
         """JSON text of the last call's arguments so far."""
 
     def whole(self) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
+        """Return the body of a response that is not streamed."""
         self._take(self._choice.parts)
         self._close()
         return self._message() | self._end() | {"usage": self._usage()}
 
     async def events(self, call: Answering) -> AsyncIterator[Event]:
-        """The same in events; an error that comes late is one, too."""
+        """Yield the events of a streamed response; a late error is an event, too."""
         usage = {"input_tokens": len(call.prompt), "output_tokens": 0}
         started = self._message() | {"stop_reason": None, "stop_sequence": None, "usage": usage}
         yield _event("message_start", message=started)
@@ -188,7 +188,7 @@ class Reply(PartEvents):
         events, self._going, self._arguments = self._close(), "tool_use", ""
         block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
         given = call.arguments
-        if given and not given.startswith("{"):  # a whole value that is no object
+        if given and not given.startswith("{"):  # such a call is not streamed
             given = json.dumps({"": arguments_of(given)})
         return [*events, self._begin(block), *self._add_arguments(given)]
 
@@ -204,7 +204,7 @@ class Reply(PartEvents):
         return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     def _close(self) -> list[Event]:
-        """End the block that goes on."""
+        """Return the events that end the last block, if it may continue."""
         kind, self._going = self._going, None
         if kind == "tool_use":
             given = arguments_of(self._arguments)
@@ -218,12 +218,12 @@ class Reply(PartEvents):
         return head | {"content": [*self._blocks]}
 
     def _end(self) -> dict[str, Any]:
-        """Why the answer ended."""
+        """Return why the answer ended."""
         choice, stops = self._choice, self._body.stop_sequences or []
         reason, stop = choice.finish_reason, choice.stop
         if reason == "stop" and stop is None and choice.result is not None and choice.result.tokens:
             last = self._answer.spell(choice.result.tokens[-1]).decode(errors="replace")
-            stop = last if last in stops else None  # a special token, which no text shows
+            stop = last if last in stops else None  # a special token, which is not in the text
         why = {"length": "max_tokens", "tool_calls": "tool_use"}.get(reason or "", "end_turn")
         if choice.result is not None and len(choice.result.tokens) < self._body.max_tokens:
             why = "model_context_window_exceeded" if reason == "length" else why

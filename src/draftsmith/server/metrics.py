@@ -1,4 +1,4 @@
-"""Figures for Prometheus: vLLM's names where the same thing is meant, ours for what it has not."""
+"""Metrics for Prometheus, with vLLM's names where vLLM has the same metric."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 5
 
 
 class Metrics:
-    """The figures of one server, in a registry of their own."""
+    """The metrics of one server, in a separate registry."""
 
     def __init__(self, model: str) -> None:
         self._registry, self._model = CollectorRegistry(), model
@@ -63,7 +63,7 @@ class Metrics:
         )
 
     def watch(self, worker: Worker) -> None:
-        """Tell how much a worker has to do."""
+        """Add gauges for the load of a worker."""
         resources = worker.engine.resources
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "vllm:num_requests_running": ("Answers with a row.", lambda: worker.running),
@@ -78,7 +78,7 @@ class Metrics:
             made.labels(self._model).set_function(read)
 
     def observe(self, chunk: Chunk) -> None:
-        """Book a chunk; all of its answer with the last one."""
+        """Count a chunk; the last chunk also counts its whole answer."""
         self.generated.inc(len(chunk.pieces))
         if chunk.result is None:
             return
@@ -117,5 +117,5 @@ class Metrics:
             self.source_accepted.labels(self._model, source).inc(entry.accepted)
 
     def text(self) -> bytes:
-        """All of them, as Prometheus reads them."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""The page at `/`: write a prompt, see the answer come, every token coloured by its source."""
+"""The page at `/`, which streams answers and colours every token by its source."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HEADERS = {
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 }
-"""It loads nothing from elsewhere, and talks to its own server only."""
+"""Headers that allow the page to contact its own server only."""
 
 _KEY = '<label>API key <input id="key" type="password" autocomplete="off"></label>'
 _PARTS = re.compile(r"<style>(.*)</style>\n(.*)<script>\n(.*)</script>\n", re.DOTALL)
 
 
 def page(model: str, chat: bool, keys: bool) -> str:
-    """All of it. `chat`: whether the model has a template for that. `keys`: whether it asks one."""
+    """Return the page. `chat`: whether there is a chat template. `keys`: whether keys are used."""
     found = _PARTS.fullmatch(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
     assert found is not None
     style, body, script = found.groups()

@@ -1,4 +1,4 @@
-"""The page at `/docs`: every endpoint with its fields, made of the OpenAPI description."""
+"""The page at `/docs`: every endpoint with its fields, from the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ td, th { border-bottom: 1px solid var(--rule); overflow-wrap: anywhere; }
 
 
 def page(described: Mapping[str, Any], model: str) -> str:
-    """Return the page for an OpenAPI description; it loads nothing."""
+    """Return the page for an OpenAPI description; it loads no other files."""
     parts = [
         "<h1>draftsmith</h1>",
         f'<p class="note">{escape(model)}. The endpoints and the fields of their requests; '
@@ -33,7 +33,7 @@ def page(described: Mapping[str, Any], model: str) -> str:
 
 
 def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[str]:
-    """A table of a request's fields; none where it has no body."""
+    """Return a table of the fields of a request, or nothing if it has no body."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if content is None:
         return []

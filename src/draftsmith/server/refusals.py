@@ -1,4 +1,4 @@
-"""Errors in the shape that OpenAI's clients expect."""
+"""Errors as OpenAI's and Anthropic's clients expect them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from draftsmith.errors import DraftsmithError, LoadError, OptionError, PromptErr
 
 
 class Refusal(DraftsmithError):
-    """A request that gets no (further) answer: the status and the body of OpenAI's errors."""
+    """An error that ends a request, with the HTTP status and the fields of OpenAI's errors."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Refusal(DraftsmithError):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The JSON object."""
+        """Body of the response."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
         told = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
@@ -35,14 +35,14 @@ class Refusal(DraftsmithError):
 
     @property
     def anthropic(self) -> dict[str, Any]:
-        """The JSON object of Anthropic's errors."""
+        """Body of the response in Anthropic's form."""
         usual = "invalid_request_error" if self.status < 500 else "api_error"
         return {"type": "error", "error": {"type": _ANTHROPIC.get(self.status, usual),
                                            "message": str(self)}}  # fmt: skip
 
     @classmethod
     def of(cls, error: BaseException) -> Refusal:
-        """Return what a client sees of an error; unexpected errors do not show their text."""
+        """Convert any error; the text of an unexpected one is not shown to clients."""
         if isinstance(error, Refusal):
             return error
         if isinstance(error, OptionError | PromptError | LoadError | UnsupportedError):
@@ -60,9 +60,9 @@ class Refusal(DraftsmithError):
 
     @classmethod
     def of_validation(cls, errors: Sequence[Any]) -> Refusal:
-        """The first of pydantic's errors.
+        """Convert the most helpful of pydantic's errors.
 
-        Where a value may be of several types, what is wrong with it beside its type goes first.
+        If a field allows several types, errors about the value are preferred to type errors.
         """
         first = next((e for e in errors if not e["type"].endswith("_type")), errors[0])
         path = [str(part) for part in first["loc"] if part not in ("body", "query")]
@@ -78,7 +78,7 @@ _ANTHROPIC = {
     401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
-"""What Anthropic calls the errors of a status."""
+"""HTTP status → type of Anthropic's errors."""
 
 
 @contextmanager

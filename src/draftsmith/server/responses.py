@@ -1,4 +1,4 @@
-"""POST /v1/responses, without a memory: each request brings its whole conversation."""
+"""POST /v1/responses, stateless: each request contains its whole conversation."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _FIELDS = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
 }
-"""Of a chat, and what they are called here."""
+"""Fields of a chat → their names in this interface."""
 
 
 async def respond(
     api: Api, body: ResponsesRequest, salt: str, request: Request, ignored: Ignored
 ) -> Response:
-    """Answer; a chat underneath."""
+    """Answer a request."""
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
             raise Refusal(400, f"this server keeps no responses, so no {name}", param=name)
@@ -44,7 +44,7 @@ async def respond(
 
 
 def chat_of(body: ResponsesRequest) -> ChatRequest:
-    """The chat that a request means; raises Refusal."""
+    """Translate a request to a chat; raise Refusal if that is not possible."""
     asked: dict[str, Any] = {
         "model": body.model,
         "messages": messages_of(body),
@@ -58,7 +58,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         "thinking_token_budget": body.thinking_token_budget,
         "add_generation_prompt": True,
     }
-    # Tools that only OpenAI's own servers have are not there, and nothing calls them.
+    # Tools that only OpenAI's servers provide are left out; `unread` names them.
     if functions := [made for tool in body.tools or () if (made := _function(tool)) is not None]:
         asked["tools"] = [{"type": "function", "function": function} for function in functions]
         choice = body.tool_choice
@@ -73,7 +73,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A tool as a function of a chat; one that takes free text has one parameter, `input`."""
+    """Return a tool as a function of a chat; a custom tool has one parameter, `input`."""
     if tool.get("type") == "function":
         return {name: value for name, value in tool.items() if name != "type"}
     if not _is_custom(tool):
@@ -98,7 +98,7 @@ def _is_custom(tool: Mapping[str, Any]) -> bool:
 
 
 def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """The conversation as a chat has it; without items that `unread` names."""
+    """Return the conversation as messages of a chat, without the items that `unread` names."""
     messages: list[dict[str, Any]] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
@@ -128,7 +128,7 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 def unread(body: ResponsesRequest) -> list[str]:
-    """What `messages_of` and `chat_of` leave out: items and tools that a chat cannot have."""
+    """Return a warning for each item and tool that `messages_of` and `chat_of` leave out."""
     warnings = list[str]()
     for number, item in enumerate(body.input if isinstance(body.input, list) else ()):
         kind = _kind(item)
@@ -146,7 +146,7 @@ def unread(body: ResponsesRequest) -> list[str]:
 _ITEMS = ("message", "item_reference", "function_call", "function_call_output",
           "custom_tool_call", "custom_tool_call_output")  # fmt: skip
 _ABOUT = {"type", "id", "call_id", "status", "name", "output", "error"}
-"""Fields of a call's item that are no arguments."""
+"""Fields of a call item that are not arguments."""
 
 
 def _kind(item: Mapping[str, Any]) -> str:
@@ -154,7 +154,7 @@ def _kind(item: Mapping[str, Any]) -> str:
 
 
 def _thoughts(item: Mapping[str, Any]) -> str:
-    """The text of an item of thoughts; "" where none can be read."""
+    """Return the text of a reasoning item, or ""."""
     parts = item.get("content") if _kind(item) == "reasoning" else None
     texts = [part.get("text") for part in parts] if isinstance(parts, list) else []
     return "\n".join(text for text in texts if isinstance(text, str))
@@ -165,7 +165,7 @@ def _call_id(item: Mapping[str, Any]) -> Any:
 
 
 def _is_call(item: Mapping[str, Any]) -> bool:
-    """Whether an item is a call that has its result, or that a result can name."""
+    """Return whether an item is a call with its result, or one that a result item can name."""
     kind = _kind(item)
     return kind in ("function_call", "custom_tool_call") or (
         kind.endswith("_call") and ("call_id" in item or "output" in item)
@@ -173,11 +173,11 @@ def _is_call(item: Mapping[str, Any]) -> bool:
 
 
 def _call_of(item: Mapping[str, Any]) -> dict[str, Any]:
-    """A call of any kind of tool as one of a function."""
+    """Return a call of any kind of tool as a function call."""
     kind = _kind(item)
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
-    else:  # which have their `input`, `action` or `operation`
+    else:  # its arguments are in `input`, `action` or `operation`
         given = {name: value for name, value in item.items() if name not in _ABOUT}
         arguments = item.get("arguments") or json.dumps(given, ensure_ascii=False)
         function = {"name": item.get("name", kind.removesuffix("_call")), "arguments": arguments}
@@ -185,7 +185,7 @@ def _call_of(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result(item: Mapping[str, Any]) -> Any:
-    """What a call gave, as a message's content; None where there is nothing."""
+    """Return the result of a call as content of a message, or None."""
     output = item.get("output")
     if output is None:
         output = item.get("error")
@@ -200,7 +200,7 @@ def _result(item: Mapping[str, Any]) -> Any:
 
 
 class Reply(PartEvents):
-    """One response, as far as it came, and the events that tell of it."""
+    """One response, as far as it was generated, and its events."""
 
     def __init__(self, body: ResponsesRequest, answer: Answer) -> None:
         super().__init__(answer.choices[0])
@@ -209,17 +209,17 @@ class Reply(PartEvents):
         self._custom = {tool["name"] for tool in body.tools or () if _is_custom(tool)}
         self._items: list[dict[str, Any]] = []
         self._going: str | None = None
-        """The type of the last item while that may go on."""
+        """Type of the last item if it may continue, else None."""
         self._events = 0
 
     def whole(self) -> dict[str, Any]:
-        """The body of a response that is not streamed."""
+        """Return the body of a response that is not streamed."""
         self._take(self._choice.parts)
         self._close(self._status)
         return self._body_of(self._status)
 
     async def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
-        """The same in events; an error that comes late is one, too."""
+        """Yield the events of a streamed response; a late error is an event, too."""
         yield self._event("response.created", response=self._body_of("in_progress"))
         yield self._event("response.in_progress", response=self._body_of("in_progress"))
         try:
@@ -270,14 +270,14 @@ class Reply(PartEvents):
 
     def _add_arguments(self, text: str) -> list[Event]:
         item = self._items[-1]
-        if self._going == "custom_tool_call":  # what it is given is known when it is complete
+        if self._going == "custom_tool_call":  # its text is known when the JSON is complete
             item["input"] += text
             return []
         item["arguments"] += text
         return [self._about("function_call_arguments.delta", delta=text)]
 
     def _end_call(self) -> list[Event]:
-        """Return the last events of a call, but for the end of its item."""
+        """Return the last events of a call, without the end of its item."""
         item = self._items[-1]
         if item["type"] == "function_call":
             given, name = item["arguments"], item["name"]
@@ -289,7 +289,7 @@ class Reply(PartEvents):
         ]
 
     def _close(self, status: str = "completed") -> list[Event]:
-        """End the item that goes on."""
+        """Return the events that end the last item, if it may continue."""
         kind, self._going = self._going, None
         if kind is None:
             return []
@@ -315,7 +315,7 @@ class Reply(PartEvents):
         return self._event("response.output_item.done", output_index=place, item=item)
 
     def _about(self, kind: str, **more: Any) -> Event:
-        """An event about the last item."""
+        """Return an event about the last item."""
         at = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
         return self._event(f"response.{kind}", **at, **more)
 
@@ -372,7 +372,7 @@ def _part(kind: str) -> dict[str, Any]:
 
 
 def _free_text(arguments: str) -> str:
-    """The text that a custom tool is given; all that a call says where it is none."""
+    """Return the text for a custom tool; all arguments if they contain no such text."""
     given = arguments_of(arguments)
     text = given.get("input") if isinstance(given, dict) else None
     return text if isinstance(text, str) else arguments

@@ -1,4 +1,4 @@
-"""A server as a process: listening, logging, and an orderly end."""
+"""The server process: listening, logging, and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from draftsmith.server.app import application
 from draftsmith.server.settings import Settings
 
 _LAST = 5
-"""Seconds for readers to take the end of their streams."""
+"""Seconds for clients to read the end of their streams."""
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; no text of a request but what its caller put into `fields`."""
+    """Formats a record as one line of JSON, with the `fields` that the caller added."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -50,7 +50,7 @@ LOGGING: dict[str, Any] = {
 
 
 class Draining(uvicorn.Server):
-    """On SIGTERM or Ctrl-C: no new requests; after a while the running ones are ended, too."""
+    """A server that finishes running requests on SIGTERM or Ctrl-C, within a time limit."""
 
     def __init__(self, config: uvicorn.Config, api: Api) -> None:
         super().__init__(config)
@@ -63,10 +63,10 @@ class Draining(uvicorn.Server):
 
     def run(self, sockets: Any = None) -> None:
         super().run(sockets)
-        self._api.worker.leave(_LAST)  # a second signal has skipped the end of the application
+        self._api.worker.leave(_LAST)  # a second signal skips the application's own shutdown
 
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
-        # Not uvicorn's own, which lets the signal end the process before anything can be saved.
+        # uvicorn's own handler ends the process by the signal, before anything can be saved.
         self.force_exit, self.should_exit = self.should_exit, True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._drain)
@@ -79,7 +79,7 @@ class Draining(uvicorn.Server):
 
 
 def check_address(settings: Settings) -> None:
-    """Raise OptionError for an address that cannot be used, before a model is loaded."""
+    """Raise OptionError for an unusable address; called before a model is loaded."""
     host, port, why = settings.host, settings.port, "it has no address"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -98,9 +98,9 @@ def check_address(settings: Settings) -> None:
 
 
 def server(api: Api) -> Draining:
-    """What `run()` makes listen."""
+    """Return a server; its `run()` listens."""
     settings = api.settings
-    # Streams end by themselves, or when their calls are ended; not because a signal came.
+    # Otherwise sse-starlette would end streams as soon as a signal arrives.
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     config = uvicorn.Config(
         application(api),

@@ -1,7 +1,7 @@
-"""What requests may say: OpenAI's fields, and our own at the end of `Sampling`.
+"""Schemas of requests: OpenAI's and Anthropic's fields, and our own at the end of `Sampling`.
 
-A request's unknown fields are kept in `model_extra`; `ignored.py` refuses or names them. Fields of
-OpenAI's that mean nothing to one model on one machine are left out (`IGNORED`).
+Unknown fields are kept in `model_extra`; `ignored.py` refuses them or adds warnings. Fields of
+OpenAI that have no meaning for one model on one machine are removed (`IGNORED`).
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ IGNORED = frozenset({
     "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "verbosity", "reasoning_effort", "modalities",
 })  # fmt: skip
-"""Fields of OpenAI's that clients send and that change nothing here."""
-
+"""Fields of OpenAI that clients send and that have no effect here."""
 
 _SAME = {
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "seed", "stop", "stop_token_ids", "drafter", "budget",
 }  # fmt: skip
-"""Fields that are options of the engine, by the same name."""
+"""Fields that are options of the engine with the same name."""
 
 
 class Body(BaseModel):
-    """Any request."""
+    """Base of all requests."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
     def readable(cls, data: Any) -> Any:
-        """Without the fields that are ignored or null; refuses text that is no Unicode."""
+        """Remove ignored and null fields; refuse text that is not valid Unicode."""
         if not isinstance(data, dict):
             raise ValueError("the body must be a JSON object, sent as application/json")
         try:
@@ -53,7 +52,7 @@ class Body(BaseModel):
 
 
 class Tolerant(BaseModel):
-    """A part of a request; its unknown fields are ignored."""
+    """A part of a request; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -66,14 +65,14 @@ class Part(Tolerant):
 
 
 class Function(Tolerant):
-    """A function's name and arguments, as a model called it, or only its name."""
+    """The name of a function, and the arguments of a call."""
 
     name: str
     arguments: str = "{}"
 
 
 class ToolCall(Tolerant):
-    """An earlier call, in the history."""
+    """A tool call of an earlier turn."""
 
     id: str = ""
     type: Literal["function"] = "function"
@@ -81,7 +80,7 @@ class ToolCall(Tolerant):
 
 
 class Message(Tolerant):
-    """One message of a chat; what it says beside these fields is ignored, and named."""
+    """One message of a chat; unknown fields are ignored, with a warning."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -94,7 +93,7 @@ class Message(Tolerant):
 
     @model_validator(mode="after")
     def says_something(self) -> Message:
-        """Refuse a message without content, unless it is the assistant's, which may hold calls."""
+        """Refuse a message without content, except the assistant's, which may contain calls."""
         if self.content is None and self.role != "assistant":
             raise ValueError(
                 f"a message of the role {self.role!r} needs content; send a text, or '' for none"
@@ -102,7 +101,7 @@ class Message(Tolerant):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """As chat templates want it: text alone, arguments as objects."""
+        """Return the message for chat templates: content as text, arguments as objects."""
         role = "system" if self.role == "developer" else self.role
         told: dict[str, Any] = {"role": role, "content": text_of(self.content)}
         if self.tool_calls:
@@ -122,7 +121,7 @@ class Message(Tolerant):
 
 
 def text_of(content: str | list[Part] | None) -> str:
-    """A message's text; raises Refusal for a picture, sound or file."""
+    """Return the text of a message; raise Refusal for images, sound and files."""
     if isinstance(content, list):
         for part in content:
             if part.text is None:
@@ -134,7 +133,7 @@ def text_of(content: str | list[Part] | None) -> str:
 
 
 def arguments_of(arguments: str) -> Any:
-    """Arguments as the object they spell; as they are where they spell none."""
+    """Parse JSON text; return the text itself if it is not valid JSON."""
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):
@@ -164,14 +163,14 @@ class StreamOptions(Tolerant):
 
 
 class Prediction(Tolerant):
-    """What the answer is expected to resemble."""
+    """A text that the answer is expected to resemble."""
 
     type: Literal["content"]
     content: str | list[Part]
 
 
 class Sampling(Body):
-    """What completions and chats have in common."""
+    """Common fields of completions and chats."""
 
     model: str | None = None
     stream: bool = False
@@ -203,11 +202,11 @@ class Sampling(Body):
 
     @property
     def longest(self) -> str:
-        """The field that says how many tokens an answer may have."""
+        """Name of the field that limits the tokens of an answer."""
         return "max_tokens"
 
     def options(self, limit: int) -> dict[str, Any]:
-        """The engine's options; `limit`: tokens of an answer where the request does not say."""
+        """Return the engine's options; `limit`: length of the answer if the request has none."""
         said = getattr(self, self.longest)
         wanted = limit if said is None else said
         try:
@@ -242,7 +241,7 @@ class ChatRequest(Sampling):
 
     @classmethod
     def of(cls, asked: dict[str, Any]) -> ChatRequest:
-        """Return the chat that a request of another shape means; raise Refusal."""
+        """Validate a chat that was translated from another interface; raise Refusal."""
         try:
             return cls.model_validate(asked)
         except ValidationError as error:
@@ -266,7 +265,7 @@ class CompletionRequest(Sampling):
 
 
 class ResponsesRequest(Body):
-    """POST /v1/responses; agents send much that means nothing here."""
+    """POST /v1/responses"""
 
     longest: ClassVar = "max_output_tokens"
     model: str | None = None
@@ -289,7 +288,7 @@ class ResponsesRequest(Body):
 
 
 class Turn(Tolerant):
-    """What one side says in Anthropic's interface."""
+    """One message in Anthropic's interface."""
 
     role: Literal["user", "assistant"]
     content: str | list[dict[str, Any]]
@@ -332,7 +331,7 @@ class TokenizeRequest(Body):
 
     @model_validator(mode="after")
     def one(self) -> TokenizeRequest:
-        """Refuses both, and neither."""
+        """Require either a prompt or messages."""
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give a prompt or messages")
         if self.messages is None and self.model_fields_set & {*OPENING}:

@@ -1,4 +1,4 @@
-"""The tools of a request: described by a prompt if the template does not, and forced calls."""
+"""Tools of a request: prompts that describe them, and grammars that force a call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftsmith.text.grammar import Grammar
 from draftsmith.text.tokenizer import shows_role
 
 USUAL = "hermes"
-"""The format for a chat template that teaches none."""
+"""Format of the calls if the chat template has none."""
 
 _PROMPT = """You may call functions to help with the request. These are the functions:
 <tools>
@@ -26,10 +26,10 @@ To call one, write its name and its arguments like this, and nothing behind it:
 def described(
     tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[Any], family: str
 ) -> list[dict[str, Any]]:
-    """Return messages for a chat template that knows no tools: all of them are text.
+    """Return messages for a chat template without tools, which describe the tools as text.
 
-    The tools come with the system message, or with the first other one where the template shows no
-    system message. Earlier calls and their results become text, unless the template has them.
+    The description is added to the system message, or to the first message if the template has no
+    system messages. Earlier calls and their results become text, unless the template has them.
     """
     known = "tool_calls" in str(getattr(tokenizer, "chat_template", None) or "")
     shown = [*messages] if known else _as_text(messages)
@@ -47,7 +47,7 @@ def described(
 
 
 def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages without anything that only templates with tools know."""
+    """Return the messages with tool calls and results converted to text."""
     shown, results = list[dict[str, Any]](), False
     for message in messages:
         text, result = message["content"], message["role"] == "tool"
@@ -69,14 +69,14 @@ def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def name_of(tool: Tool) -> str:
-    """A tool's name; raises Refusal for one that has none."""
+    """Return the name of a tool; raise Refusal if it has none."""
     if not isinstance(name := tool.function.get("name"), str):
         raise Refusal(400, "a function needs a name", param="tools")
     return name
 
 
 def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
-    """What makes an answer one call, as a JSON object, where `tool_choice` wants one."""
+    """Return a grammar for one call as a JSON object, if `tool_choice` requires a call."""
     choice = body.tool_choice
     if choice in (None, "auto"):
         return None
@@ -103,7 +103,7 @@ def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema as it must be where it is a part of another one: its references begin at `place`."""
+    """Return a schema for use inside another one; its references begin at `place`."""
     if isinstance(schema, list):
         return [_moved(part, place) for part in schema]
     if not isinstance(schema, dict):

@@ -1,10 +1,10 @@
-"""Requests over the engine's own thread: how many there may be, for how long, and what they give.
+"""Worker and Call: requests over the engine's own thread, with limits on their number and time.
 
     event loop:        Call.start ─▶ EngineThread.submit        Call.chunks ◀─ Call.put
     engine's thread:                   └▶ passes ─▶ Call.hear ──────────────────┘
 
-Nothing of a sequence is touched by the event loop once it has started, and nothing else of a `Call`
-by the engine's thread.
+Once a sequence has started, only the engine's thread uses it. All else of a `Call` belongs to the
+event loop.
 """
 
 from __future__ import annotations
@@ -34,36 +34,34 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What a step gave one answer of a call."""
+    """The result of one step for one answer of a call."""
 
     index: int
     pieces: tuple[Piece, ...]
     logprobs: tuple[Logprob, ...]
-    """Of each piece, where they were asked for."""
+    """One for each piece, if the request asks for them."""
     drafts: tuple[tuple[Guess, ...], ...] = ()
-    """What the pass drafted, where that was asked for."""
+    """Drafted nodes of each pass, if the request asks for them."""
     result: GenerationResult | None = None
-    """With the last one: the whole answer."""
+    """In the last chunk: the whole answer."""
     error: Exception | None = None
-    """What ended it, where that was no stop rule."""
+    """Error that ended the answer."""
     queued: float = 0.0
-    """With the last one: seconds from the request to its row."""
+    """In the last chunk: seconds from the arrival of the request to its admission."""
     seconds: float = 0.0
-    """With the last one: from the request to its end."""
+    """In the last chunk: seconds from the arrival of the request to its end."""
     stop: str | None = None
-    """With the last one: the stop string that ended it."""
+    """In the last chunk: the stop string that ended the answer."""
 
 
 class Call:
-    """A request's answers as they come; belongs to the event loop. Close it, whatever happens."""
+    """The answers to one request; used in the event loop. It must be closed in any case."""
 
     def __init__(
         self, worker: Worker, answers: int, seconds: float, began: float, counted: bool
     ) -> None:
-        """`answers`: how many there will be. `seconds`: that it may take.
-
-        `began`: when the request arrived, by `time.perf_counter`. `counted`: whether the figures
-        have them.
+        """`answers`: their number. `seconds`: maximum time. `began`: arrival of the request, by
+        `time.perf_counter`. `counted`: whether the metrics include it.
         """
         self._worker, self.answers = worker, answers
         self.began, self.counted = began, counted
@@ -75,36 +73,36 @@ class Call:
         self._jobs: dict[TextSequence, tuple[int, Alternatives | None]] = {}
         self._closed = False
         self.prompt: list[int] = []
-        """Ids of the first prompt, once the sequences are in line."""
+        """Token ids of the first prompt, once the sequences are submitted."""
 
     @property
     def running(self) -> int:
-        """Answers that have a row, or had one."""
+        """Number of answers that were admitted, ended ones included."""
         return sum(sequence.admitted is not None for sequence in self._jobs)
 
     def start(
         self, sequences: Sequence[TextSequence], alternatives: Sequence[Alternatives | None]
     ) -> None:
-        """Put the sequences in line; raises what the scheduler has against them."""
+        """Submit the sequences; raises the errors of `EngineThread.submit`."""
         self._jobs = dict(zip(sequences, enumerate(alternatives), strict=True))
         sequence = sequences[0]
         self.prompt = sequence.ids[: sequence.prompt_length]
         self._worker.engine.thread.submit(sequences, self.hear)
 
     async def in_time(self, news: Awaitable[Any]) -> Any:
-        """Wait for something; raises Refusal when the request's time is over."""
+        """Await `news`; raise Refusal when the request's time is over."""
         try:
             async with asyncio.timeout_at(self._deadline) as limit:
                 return await news
         except TimeoutError:
-            if not limit.expired():  # what it waited for has raised this
+            if not limit.expired():  # `news` itself raised it
                 raise
             raise Refusal(
                 504, "the answer took longer than this server allows", code="timeout"
             ) from None
 
     async def chunks(self) -> AsyncIterator[Chunk]:
-        """All chunks of all answers; raises Refusal, also when its time is over."""
+        """Yield all chunks of all answers; raise Refusal for errors, and when the time is over."""
         while self._left:
             await self.in_time(self._any())
             chunk = self._waiting.popleft()
@@ -116,18 +114,18 @@ class Call:
                 raise Refusal.of(chunk.error)
             self._left -= chunk.result is not None
             if not self._left:
-                self._worker.forget(self)  # whether or not the end is ever read
+                self._worker.forget(self)  # even if the last chunk is never read
             yield chunk
 
     async def _any(self) -> None:
         """Wait for a chunk."""
-        await asyncio.sleep(0)  # so that time may be over also where there is one already
+        await asyncio.sleep(0)  # lets the timeout fire even if a chunk is there
         while not self._waiting:
             self._news.clear()
             await self._news.wait()
 
     def put(self, chunk: Chunk | Refusal) -> None:
-        """Let a chunk wait for the reader."""
+        """Queue a chunk for the reader."""
         if isinstance(chunk, Chunk):
             self._worker.observe(self, chunk)
         if not self._closed:
@@ -135,7 +133,7 @@ class Call:
             self._news.set()
 
     def close(self) -> None:
-        """Free what it holds: rows are given back after the running pass at the latest."""
+        """Cancel what still runs; rows are freed after the running pass at the latest."""
         if not self._closed:
             self._closed = True
             self._worker.forget(self)
@@ -143,7 +141,7 @@ class Call:
                 self._worker.engine.thread.cancel([*self._jobs])
 
     def hear(self, sequence: TextSequence, ended: bool) -> None:
-        """Hand a step's news to the event loop; called in the engine's thread."""
+        """Pass the result of a step to the event loop; called in the engine's thread."""
         (index, seen), now = self._jobs[sequence], perf_counter()
         pieces = tuple(sequence.pieces)
         sequence.pieces.clear()
@@ -164,40 +162,41 @@ class Call:
 
 
 class Worker:
-    """How much the server takes on, and how it ends."""
+    """All calls of the server: limits their number, and ends them."""
 
     def __init__(self, engine: Engine, capacity: int, observe: Callable[[Chunk], None]) -> None:
-        """`capacity`: answers that may run or wait at a time. `observe` gets every chunk."""
+        """`capacity`: maximum number of answers that run or wait. `observe` is called with every
+        chunk."""
         self.engine, self.capacity, self._observe = engine, capacity, observe
         self.draining = False
-        """Whether no more requests are taken."""
+        """Whether new requests are refused."""
         self._calls: set[Call] = set()
         self._logged: set[tuple[str, ...]] = set()
-        """What failed and was done in another way, as the log has it already."""
+        """Kinds of notices that were logged."""
 
     def stop(self) -> None:
-        """End all answers; the engine stays open."""
+        """End all answers, and keep the engine open."""
         self.end_all()
         for call in [*self._calls]:
             call.close()
 
     def leave(self, seconds: float | None = None) -> None:
-        """End all answers; wait at most so long for the pass that runs, if any does."""
+        """End all answers and the engine's thread; wait at most `seconds` for the running pass."""
         self.engine.thread.close(seconds)
 
     @property
     def alive(self) -> bool:
-        """Whether anybody would be served."""
+        """Whether requests are accepted."""
         return self.engine.thread.alive and not self.draining
 
     @property
     def open(self) -> int:
-        """Answers that run or wait."""
+        """Number of answers that run or wait."""
         return sum(call.answers for call in self._calls)
 
     @property
     def running(self) -> int:
-        """Answers that have a row."""
+        """Number of answers that were admitted."""
         return sum(call.running for call in list(self._calls))
 
     def check(self, answers: int) -> None:
@@ -223,9 +222,9 @@ class Worker:
         began: float | None = None,
         counted: bool = True,
     ) -> Call:
-        """Reserve room for answers, for a time; raises Refusal if there is none.
+        """Reserve places for answers; raise Refusal if there are not enough.
 
-        `began`: when the request arrived; None: now.
+        `began`: arrival of the request; None: now.
         """
         self.check(answers)
         began = perf_counter() if began is None else began
@@ -234,27 +233,27 @@ class Worker:
         return call
 
     def end_all(self) -> None:
-        """Take no more requests and end those there are."""
+        """Refuse new requests, and end all calls."""
         self.draining = True
         for call in self._calls:
             call.put(Refusal(503, "this server is shutting down", code="unavailable"))
 
     def forget(self, call: Call) -> None:
-        """Give its room to others."""
+        """Free the places of a call."""
         self._calls.discard(call)
 
     def observe(self, call: Call, chunk: Chunk) -> None:
-        """Count a chunk, unless its call is not counted."""
+        """Add a chunk to the metrics, unless its call is not counted."""
         if call.counted:
             self._observe(chunk)
 
     def log_failures(self, sequence: TextSequence) -> None:
-        """Log why an answer failed, and once for each kind of error what it did in another way."""
+        """Log the error of an answer, and each kind of notice once."""
         if sequence.error is not None and Refusal.of(sequence.error).status >= 500:
             log.error("an answer failed", exc_info=sequence.error)
         for (what, kind), said in sequence.notices.items():
             fields = {"drafter": str(sequence.drafter), "kind": kind}
-            # Errors of other people's drafters may name what was asked.
+            # Errors of third-party drafters may contain parts of the prompt.
             why = {"why": said} if what not in OF_DRAFTER or kind in _OURS else {}
             if (key := (what, *fields.values())) not in self._logged:
                 self._logged.add(key)
