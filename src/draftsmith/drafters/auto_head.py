@@ -1,7 +1,7 @@
-"""A trained head inside `auto`: what it holds likely at a node is one more row of the mixture.
+"""A trained head inside `auto`: its probabilities at a node are one more row of the mixture.
 
-The head is asked about nodes of the tree that grows, a few at a time, where that is expected to
-bring more tokens than its pass costs. Where contexts are certain, nothing is left for it to bring.
+The head expands a few nodes of the growing tree at a time, if the expected gain exceeds the cost of
+its pass. Where contexts are certain, there is nothing to gain.
 """
 
 from __future__ import annotations
@@ -22,61 +22,61 @@ from draftsmith.drafters.trained_head import BoundHead, Entries
 from draftsmith.drafters.tree_search import NO_ROWS
 
 PASS_COST = 0.1
-"""What a pass of the head costs, in plain passes, where no cost curve is given."""
+"""Cost of a pass of the head, in plain passes, if no cost curve is given."""
 HIT = 0.4
-"""How often the head's best token comes next, before any was seen."""
+"""Initial share of cases in which the head's best token comes next."""
 PACE = 0.05
 """Weight of the last case in that share."""
 MOST = 8
-"""Nodes that a pass of the head is asked about."""
+"""Maximum number of nodes that a pass of the head expands."""
 
 
 class HeadRows:
-    """One sequence's head: its entries, and its rows at nodes of the tree that grows."""
+    """The head's positions of one sequence, and its rows at nodes of the current tree."""
 
     def __init__(self, drafter: BoundHead) -> None:
         self.drafter, self.entries = drafter, Entries(drafter)
         self.hit = HIT
         self._learned: Mixer | None = None
-        """Its input of the mixer, while it is parted from it."""
+        """The head's input of the mixer, while it is separate."""
         self.begin(0)
 
     def begin(self, length: int) -> None:
-        """Forget the rows of the last tree; those of the next one follow `length` ids."""
+        """Remove the rows of the last tree; those of the next one follow `length` ids."""
         self.rows: Any = NO_ROWS
         self.base = length
         self.places: dict[int, int] = {}
-        """Key of a path that the head was asked about → its place in the head's draft, or ROOT."""
+        """Key of the path to an expanded node → its index in the head's draft, or ROOT."""
 
     def joined(self, mixer: Mixer) -> Mixer:
-        """Add an input for the head, with what was learned of it."""
+        """Add the head's input, with its learned cells and weights."""
         return with_head(mixer, self._learned or head_prior(mixer.indexes))
 
     def parted(self, mixer: Mixer) -> Mixer:
-        """Take the head's input away again, and keep what was learned of it."""
+        """Remove the head's input again, and keep its learned cells and weights."""
         mixer, self._learned = without_head(mixer)
         return mixer
 
     def learn(self, ids: Sequence[int]) -> None:
-        """Note whether the token that came at the last root was the head's best."""
+        """Update how often the head's best token comes next."""
         if len(self.rows) and len(ids) > self.base:
             right = float(self.rows[0]["tokens"][0] == ids[self.base])
             self.hit += PACE * (right - self.hit)
 
     def worth(self, nodes: Any, ctx: Context, rate: float, depth: int) -> list[int]:
-        """Return the nodes, or ROOT, that are together worth a pass of the head; none if empty.
+        """Return the nodes, or ROOT, to expand in a pass of the head; empty if it does not pay.
 
-        Only nodes with parents that it was asked about. `rate`: tokens that the time of a plain
-        pass yields at present.
+        The parents of these nodes are expanded already. `rate`: tokens that decoding currently
+        gives in the time of a plain pass.
         """
         parents, probs = nodes["parent"].tolist(), nodes["path_prob"].tolist()
-        left = [*probs, 1.0]  # what no child of a node has yet; ROOT's is the last
+        left = [*probs, 1.0]  # probability that no drafted child comes next; ROOT is the last
         for parent, prob in zip(parents, probs, strict=True):
             left[parent] -= prob
         keys, depth = self._keys(nodes), min(depth, self.drafter.config.depth)
         asked = [ROOT]
         if self.places:
-            # A head that takes chains continues at the node that it was asked about last.
+            # A head that computes chains continues at the last expanded node.
             behind = set(self.places) if not self.drafter.chain else {next(reversed(self.places))}
             asked = [
                 i
@@ -89,7 +89,7 @@ class HeadRows:
         return best if self.hit * sum(left[i] for i in best) > rate * cost else []
 
     def ask(self, nodes: Any, asked: Sequence[int], ctx: Context) -> bool:
-        """Add the head's rows at these nodes; False where it cannot be asked."""
+        """Add the head's rows at these nodes; return False if there is no room for them."""
         drafter, begin, keys = self.drafter, perf_counter(), self._keys(nodes)
         with drafter.lock, torch.inference_mode():
             if not self.places:
@@ -116,7 +116,7 @@ class HeadRows:
         return True
 
     def _keys(self, nodes: Any) -> list[int]:
-        """The key of each node's path; the last is the root's."""
+        """Return the key of the path to each node; the last is the root's."""
         keys = [ROOT_KEY] * (len(nodes) + 1)
         both = zip(nodes["token"].tolist(), nodes["parent"].tolist(), strict=True)
         for i, (token, parent) in enumerate(both):

@@ -1,4 +1,4 @@
-"""EAGLE-3: a small head, trained on the target's states, drafts for the unmodified model.
+"""EAGLE-3: a small head that reads the target's hidden states drafts for the unmodified model.
 
 Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
 Training-Time Test" (arXiv 2503.01840). `docs/algorithms/eagle3.md` shows the paper beside the

@@ -1,15 +1,14 @@
-"""Drafting by a trained head: a small module that continues from the target's states.
+"""Drafting with a trained head: a small module that reads the target's hidden states.
 
-A head has one entry for each token x_p but the first. It reads [x_p, g_{p-1}], g being what the
-target computed at the position before, looks at its own earlier entries, and gives a state from
-which the token after x_p follows. That state takes the place of g_p where the target has computed
-none yet: in drafts. `eagle3` and `mtp` differ in the module and in g.
+A head has one position for each token x_p except the first. It reads [x_p, g_{p-1}], where g is
+computed from the target's hidden states, attends to its own earlier positions, and returns a state
+that predicts the token after x_p. In a draft, where the target has no states yet, the head's own
+state replaces g_p. `eagle3` and `mtp` differ in the module and in g.
 
-The head is run as a model. Its entries are a row of its own `Runner`, and the past of that row
-holds only entries that were read from the target's states. Drafted entries are computed beside that
-row, as a draft is.
+The head runs as a model with its own `Runner`. The key/value cache of a sequence's row contains
+positions with states of the target only. Drafted positions are computed as a draft of that row.
 
-Shapes: `n` entries, `d` width of a state, `K` tokens that the head knows, `V` vocabulary.
+Shapes: `n` positions, `d` width of a state, `K` tokens of the head, `V` vocabulary.
 """
 
 from __future__ import annotations
@@ -38,39 +37,39 @@ if TYPE_CHECKING:
     from draftsmith.model.runner import Runner
 
 CANDIDATES = 8
-"""Tokens that may follow a node: more are hardly ever worth a place in a tree."""
+"""Candidates after a node; further ones are hardly ever worth their place in a tree."""
 
 LEAST = 0.02
-"""The head is not asked what follows a node that is accepted less often."""
+"""Path probability below which a node is not expanded."""
 
 
 Question = tuple[int, int]
-"""A node's token, and the place of its parent among the nodes that were asked about, or ROOT."""
+"""Token of a node to expand, and the index of its parent among the expanded nodes, or ROOT."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundHead(Drafter):
-    """A head beside its target: trees by path probability, for all sequences of a step together."""
+    """A head for its target: drafts trees by path probability, for all sequences at once."""
 
     config: HeadDrafter
-    """What was typed."""
+    """The options."""
     head: Head
     wants: Needs
-    """The states that the head reads."""
+    """The target's states that the head reads."""
     runner: Runner
     chain: bool
-    """Whether the target, or the head, takes chains only."""
+    """Whether the target verifies, or the head computes, chains only."""
     lock: threading.RLock = field(init=False, default_factory=threading.RLock)
-    """The head is fed and asked in turns."""
+    """Held while the head runs."""
     forgotten: list[Any] = field(init=False, default_factory=list)
-    """Rows of dropped sequences; closed before the next draft."""
+    """Rows of sequences that were closed; freed before the next draft."""
 
     @classmethod
     def of(
         cls, config: HeadDrafter, head: Head, needs: Needs, model: ModelFacts, *, packs: bool = True
     ) -> BoundHead:
-        """`packs`: whether its attention can be ours, so that trees of all sequences share its
-        passes; else it drafts chains, one sequence after the other."""
+        """`packs`: whether the head can use our attention, so that trees of all sequences share its
+        passes; otherwise it drafts chains, one sequence after the other."""
         from draftsmith.model.heads.head import runner_of
 
         runner = runner_of(head, packs)
@@ -98,7 +97,7 @@ class BoundHead(Drafter):
         return self.config.reach(width)
 
     def bytes_for(self, positions: int) -> int:
-        """Twice the head's own keys and values, which lie beside themselves while they grow."""
+        """Return twice the size of the head's keys and values, which are copied when they grow."""
         return 2 * self.runner.row_bytes(positions)
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
@@ -118,9 +117,9 @@ class BoundHead(Drafter):
     def ask(
         self, several: Sequence[Entries], questions: Sequence[Sequence[Question]]
     ) -> list[Tensor]:
-        """Logits (m, K) of what follows m new nodes of each sequence, by one pass of the head.
+        """Return logits (m, K) after the m new nodes of each sequence, by one pass of the head.
 
-        A sequence's first question is about its last token: it has no nodes, and m is 1.
+        The first call of a draft has no nodes: it returns the logits after the last token, m = 1.
         """
         for entries, nodes in zip(several, questions, strict=True):
             entries.nodes += nodes
@@ -133,8 +132,8 @@ class BoundHead(Drafter):
         return list(torch.split(self.head.logits(torch.cat(news)), [len(new) for new in news]))
 
     def likeliest(self, logits: Tensor, width: int) -> tuple[Any, Any]:
-        """(m, width) target ids and probabilities of the tokens with the highest logits (m, K)."""
-        # A state that overflowed promises nothing.
+        """Return (m, width) target ids and probabilities of the highest logits (m, K)."""
+        # After an overflow, no token is probable.
         probs, best = logits.float().softmax(-1).nan_to_num(0.0).topk(min(width, logits.shape[-1]))
         return (best if self.head.ids is None else self.head.ids[best]), probs
 
@@ -162,7 +161,7 @@ class BoundHead(Drafter):
 
 
 class HeadDrafter(Drafter):
-    """A drafter with a trained head: its dataclass has these three options."""
+    """Base of drafters with a trained head, which have these three options."""
 
     nodes: int
     depth: int
@@ -192,45 +191,45 @@ class HeadDrafter(Drafter):
 
 @dataclass(slots=True)
 class _Node:
-    """A token that may be drafted."""
+    """A candidate for the tree."""
 
     token: int
     parent: int
-    """Its place among the candidates, or ROOT."""
+    """Index among the candidates, or ROOT."""
     depth: int
     prob: float
     path_prob: float
     place: int = -1
-    """Its place among the inner nodes, which the head was asked about; -1: it was not."""
+    """Index among the expanded nodes; -1: not expanded."""
 
 
 class _Tree:
-    """Candidates for one draft, the inner ones asked about; grows where it is likeliest."""
+    """The candidates for one draft; the most probable ones are expanded."""
 
     def __init__(self, limit: int, depth: int, chain: bool) -> None:
         self.limit, self.depth, self.chain = limit, depth, chain
         self.nodes: list[_Node] = []
         self.asked = 0
-        """Inner nodes: those that the head was asked about."""
+        """Number of expanded nodes."""
         self.open: list[int] = [ROOT]
-        """What it is asked about in the next pass."""
+        """Candidates that the next pass of the head expands."""
         self.proposals: list[Tensor] = []
-        """Of a sampled chain, the distribution (V,) that each token was drawn from."""
+        """Distributions (V,) from which the tokens of a sampled chain were drawn."""
 
     def add(self, parent: int, tokens: Sequence[int], probs: Sequence[float]) -> None:
-        """Add what may follow a node."""
+        """Add candidates after a node."""
         above = None if parent == ROOT else self.nodes[parent]
         depth, reach = (1, 1.0) if above is None else (above.depth + 1, above.path_prob)
         for token, prob in zip(tokens, probs, strict=True):
             self.nodes.append(_Node(token, parent, depth, prob, reach * prob))
 
     def best(self) -> list[int]:
-        """The likeliest candidates within the limit; parents before children."""
+        """Return the most probable candidates within the limit, parents before children."""
         count = range(len(self.nodes))
         return sorted(nlargest(self.limit, count, key=lambda i: (self.nodes[i].path_prob, -i)))
 
     def choose(self) -> bool:
-        """Choose what to ask about next; False: nothing is worth it."""
+        """Choose the candidates to expand next; return False if there are none."""
         best = self.best()
         full = len(best) == self.limit
         least = max(LEAST, min(self.nodes[i].path_prob for i in best) if full else 0.0)
@@ -246,12 +245,12 @@ class _Tree:
         return bool(self.open)
 
     def questions(self) -> list[Question]:
-        """What is asked next: nothing about the root."""
+        """Return the nodes to expand next; empty if that is the root."""
         nodes = [self.nodes[i] for i in self.open if i != ROOT]
         return [(n.token, ROOT if n.parent == ROOT else self.nodes[n.parent].place) for n in nodes]
 
     def draft(self, name: str) -> Draft:
-        """The likeliest candidates, with their probabilities; or the chain that was drawn."""
+        """Return the most probable candidates as a draft, or the sampled chain."""
         if self.proposals:
             return Draft.chain([n.token for n in self.nodes], name, self.proposals)
         best = self.best()
@@ -265,25 +264,26 @@ class _Tree:
 
 
 class Entries:
-    """One sequence's entries: a row of true ones, and the nodes that it was asked about beside."""
+    """The head's positions of one sequence: a row for its tokens, and the expanded nodes."""
 
     row: Any = None
     nodes: list[Question]
-    """Inner nodes of the draft, in the order in which the head was asked about them."""
+    """Expanded nodes of the draft, in order."""
 
     def __init__(self, drafter: BoundHead) -> None:
         self.drafter = drafter
         self._opened: weakref.finalize[..., Entries] | None = None
 
     def begin(self, ctx: Context) -> int:
-        """Read a long text but for its end; how many nodes may follow, 0 if nothing can be asked.
+        """Compute all but the last tokens of a long text; return how many nodes may follow.
 
-        Called, as `ask` is, where the drafter's lock is held.
+        It is 0 if the target has no states yet. The caller holds the drafter's lock, also for
+        `ask`.
         """
         runner, forgotten = self.drafter.runner, self.drafter.forgotten
         while forgotten:
             runner.close(forgotten.pop())
-        # Entry i reads x_{i+1} and g_i, so that the last token has one, too.
+        # Position i reads x_{i+1} and g_i, so the last token has a position, too.
         ids, g = list(ctx.ids[1:]), ctx.hidden
         if g is None or len(g) != len(ids) or not ids:
             return 0
@@ -298,19 +298,19 @@ class Entries:
         return runner.room(self.row)
 
     def inner(self) -> Draft:
-        """The nodes as the head's runner takes them."""
+        """Return the expanded nodes as a draft for the head's runner."""
         tokens, parents = zip(*self.nodes, strict=True) if self.nodes else ((), ())
         return Draft(tokens, parents, ("head",) * len(tokens))
 
     def states(self) -> list[Tensor]:
-        """(n, d) what the next pass reads beside the row's pending tokens, and beside the nodes."""
+        """Return the states (n, d) that the next pass reads, of pending tokens and of nodes."""
         before = [1 + parent for _, parent in self.nodes]  # the root's state is the first
         return [self.g, self._outputs[before]] if before else [self.g]
 
     def take(self, outputs: Tensor) -> Tensor:
-        """The states (1 + nodes, d) that a pass gave.
+        """Store and return the states (1 + nodes, d) that a pass computed.
 
-        After the first pass all of the row's tokens but the last are in its past.
+        The first pass of a draft also commits all tokens of the row except the last.
         """
         runner, row = self.drafter.runner, self.row
         if not self._read:
@@ -321,14 +321,14 @@ class Entries:
         return outputs
 
     def close(self) -> None:
-        """Give the row back."""
+        """Free the row."""
         if self._opened is not None:
             self._opened()
             self._opened = None
 
 
 class _Sequence(DrafterState):
-    """One sequence: its entries, and the tree after them."""
+    """Drafting state of one sequence."""
 
     tree: _Tree
 
@@ -339,7 +339,7 @@ class _Sequence(DrafterState):
         return self.drafter.draft([self], [ctx])[0]
 
     def begin(self, ctx: Context) -> bool:
-        """Read what the target has computed meanwhile; whether there is something to draft."""
+        """Read new states of the target; return whether anything can be drafted."""
         config = self.drafter.config
         limit = min(ctx.budget, self.entries.begin(ctx))
         depth = min(config.depth, ctx.depth, limit)
@@ -350,7 +350,7 @@ class _Sequence(DrafterState):
         return depth > 0
 
     def grow(self, logits: Tensor) -> bool:
-        """Add what follows the nodes just asked about, from logits (m, K); whether to go on."""
+        """Add candidates from the logits (m, K) of a pass; return whether to expand more."""
         tree, ids = self.tree, self.drafter.head.ids
         if self.drawing is not None:
             q = self.drawing.probs(self.drawing.scores(None, logits[0]))
@@ -369,6 +369,6 @@ class _Sequence(DrafterState):
 
 
 def _distribution(p: SamplingParams) -> Distribution:
-    """How the target samples, but for what reads the text."""
+    """Return the target's distribution without processors that read the text."""
     params = SamplingParams(temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p)
     return Distribution.of(params, 0, ())

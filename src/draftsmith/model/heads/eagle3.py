@@ -1,4 +1,4 @@
-"""The module of EAGLE-3: one decoder layer that reads tokens and fused states of the target.
+"""The module of EAGLE-3: a decoder layer that reads tokens and fused states of the target.
 
 Li et al. 2025, "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via
 Training-Time Test" (arXiv 2503.01840), section 3.1. Attention, feed-forward layers, norms and
@@ -32,14 +32,14 @@ KINDS: dict[str, tuple[Any, Any, Any]] = {
     "llama": (LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding),
     "qwen3": (Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding),
 }
-"""By the layer's model type: decoder layer, norm, rotary embedding."""
+"""Model type of the layer → decoder layer, norm, rotary embedding."""
 
 LONGEST = 1 << 30
-"""Positions of a head: a published one goes on where its configuration ends."""
+"""Maximum position of a head; published heads are used beyond their configured limit."""
 
 
 class Fuse(nn.Module):
-    """g = FC(l, m, h): states of several blocks of the target, made as wide as the head."""
+    """g = FC(l, m, h): projects the states of several target blocks to the width of the head."""
 
     def __init__(self, config: Any, layers: int, target_width: int, flags: Mapping[str, bool]):
         super().__init__()
@@ -75,7 +75,7 @@ class Eagle3Head(Head):
         vocabulary: int,
         flags: Mapping[str, bool],
     ):
-        """`layers` of the target that it reads; K = `vocabulary` tokens that it knows."""
+        """`layers`: number of target blocks that it reads. `vocabulary`: K."""
         super().__init__()
         layer, norm, rotary = KINDS[config.model_type]
         d, eps = config.hidden_size, config.rms_norm_eps
@@ -84,13 +84,17 @@ class Eagle3Head(Head):
         self.layers = nn.ModuleList(layer(config, i) for i in range(config.num_hidden_layers))
         first: Any = self.layers[0]
         first.hidden_norm = norm(d, eps=eps)
-        for name in ("q_proj", "k_proj", "v_proj"):  # they read embedding and g side by side
+        for name in (
+            "q_proj",
+            "k_proj",
+            "v_proj",
+        ):  # their input: embedding and g
             own = getattr(first.self_attn, name)
             wide = nn.Linear(2 * d, own.out_features, bias=own.bias is not None)
             setattr(first.self_attn, name, wide)
         self.norm = norm(d, eps=eps)
         self.lm_head = nn.Linear(d, vocabulary, bias=False)
-        with torch.device("cpu"):  # also where the weights are not made yet
+        with torch.device("cpu"):  # even if the weights are still on the meta device
             self.rotary = rotary(config)
         config.max_position_embeddings = LONGEST
         self._cache = cache_name(first.self_attn.forward)
@@ -116,17 +120,16 @@ class Eagle3Head(Head):
 
 
 def usual_layers(layers: int) -> tuple[int, ...]:
-    """Return the blocks that a head reads by default, of a target with `layers` blocks; from 1."""
+    """Return the blocks that a head reads by default, counted from 1, for a target of `layers`."""
     return 2, layers // 2, layers - 3
 
 
 def build(
     files: HeadFiles, layers: int, device: str, dtype: torch.dtype, source: str
 ) -> Eagle3Head:
-    """Return the module with its weights; it reads `layers` layers of the target.
+    """Return the module with its weights, for `layers` blocks of the target.
 
-    Raises UnsupportedError for tensors that do not belong to it, LoadError for those that do not
-    fit or are missing.
+    Raises UnsupportedError for unknown tensors, LoadError for missing tensors and wrong shapes.
     """
     vocabulary = len(files.tensors["lm_head.weight"])
     with torch.device("meta"):
@@ -148,7 +151,7 @@ def build(
                 f"{source}: the tensor {name.removeprefix('fuse.')!r} should have the shape "
                 f"{shape}, and {'is missing' if found is None else f'has {found}'}"
             )
-    # Not the module itself: its rotary frequencies stay in float32.
+    # Converting the module instead would convert its rotary frequencies, which stay in float32.
     placed = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
     head.load_state_dict(placed, assign=True)
     head.rotary.to(device)

@@ -1,6 +1,6 @@
-"""What a trained head is to the rest of the program: a model that reads states beside tokens.
+"""Head: a trained head as a model that reads hidden states beside tokens.
 
-Shapes: `n` entries, `d` width of a state, `K` tokens that the head knows, `V` vocabulary.
+Shapes: `n` positions, `d` width of a state, `K` tokens of the head, `V` vocabulary.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from draftsmith.model.runner import Runner
 
 
 class Head(nn.Module, ABC):
-    """A head as a model: `Runner` calls it with tokens; `feed` gave it their states before."""
+    """A head as a model. `feed` passes it the states of the tokens that `Runner` calls it with."""
 
     config: Any
-    """Of its own blocks, for the runner's caches and masks."""
+    """Configuration of its own blocks, for the runner's caches and masks."""
     embeddings: Tensor
     """(V, d)"""
     ids: Tensor | None = None
-    """(K,) its tokens' ids in the target's vocabulary; None: they are the same."""
+    """(K,) ids of its tokens in the target's vocabulary; None: they are the same."""
 
     @abstractmethod
     def step(self, embedded: Tensor, states: Tensor, **attention: Any) -> Tensor:
-        """(1, n, d) states of the next positions, from those before and the tokens, (1, n, d) each.
+        """Return the next states (1, n, d) from embedded tokens and states, (1, n, d) each.
 
         `attention`: positions, mask and cache.
         """
 
     @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
-        """(n, K) logits of the tokens that follow states (n, d)."""
+        """Return logits (n, K) from states (n, d)."""
 
     def feed(self, states: Tensor) -> None:
-        """Give the states (n, d) for the tokens that the next passes read, in their order."""
+        """Set the states (n, d) for the tokens of the next passes, in the same order."""
         self._fed = states.to(self.dtype)
 
     def forward(
@@ -53,13 +53,13 @@ class Head(nn.Module, ABC):
         position_ids: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
-        use_cache: bool = True,  # noqa: ARG002  there is always one
+        use_cache: bool = True,  # noqa: ARG002  always used
         logits_to_keep: int | Tensor = 0,
     ) -> CausalLMOutputWithPast:
-        """Tokens (1, n) → in place of logits the states (1, m, d) of those to keep."""
+        """Return the states (1, m, d) of the tokens to keep in place of logits."""
         n = input_ids.shape[1]
         states, self._fed = self._fed[None, :n], self._fed[n:]
-        if attention_mask is None:  # a cache of transformers: its slots are positions
+        if attention_mask is None:  # transformers' own cache: slots are positions
             slots = torch.arange(int(position_ids.max()) + 1, device=position_ids.device)
             attention_mask = slots <= position_ids[:, None, :, None]
         found = self.step(
@@ -74,20 +74,20 @@ class Head(nn.Module, ABC):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its weights."""
+        """Dtype of its weights."""
         return next(self.parameters()).dtype
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Device of its weights."""
         return self.embeddings.device
 
     def get_input_embeddings(self) -> Any:
-        """Where input ids go is where the embeddings are."""
+        """Return an object with the embeddings as its weight, for the device of input ids."""
         return _Weight(self.embeddings)
 
     def get_output_embeddings(self) -> Any:
-        """None: what it gives are states."""
+        """Return None, because `forward` returns states."""
         return None
 
 
@@ -97,7 +97,7 @@ class _Weight:
 
 
 def embeddings_of(model: ModelFacts, who: str) -> Tensor:
-    """(V, D) the target's own, shared and not copied; raises UnsupportedError where it has none."""
+    """Return the target's embeddings (V, D), not copied; raise UnsupportedError if it has none."""
     if model.model is None:
         raise UnsupportedError(f"{who} needs the embeddings of a model, and there is none")
     weight: Tensor = model.model.get_input_embeddings().weight.detach()
@@ -107,10 +107,10 @@ def embeddings_of(model: ModelFacts, who: str) -> Tensor:
 
 
 def runner_of(head: Head, packs: bool) -> Runner:
-    """Run a head over many sequences; its linear layers are laid out if it is on the CPU.
+    """Return a runner for a head; on a CPU, the weights of its linear layers are prepacked.
 
-    `packs`: whether its attention can be ours, so that trees of all sequences share its passes;
-    else it takes chains, one sequence after the other.
+    `packs`: whether the head can use our attention, so that trees of all sequences share its
+    passes; otherwise it computes chains, one sequence after the other.
     """
     packed = Capabilities("tree", "draftsmith", "packed")
     if head.device.type == "cpu":

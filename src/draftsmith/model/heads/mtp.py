@@ -1,4 +1,4 @@
-"""Multi-token prediction: the head that a model's authors trained with it, in its own checkpoint.
+"""Multi-token prediction: the head that was trained with a model and is in its checkpoint.
 
 DeepSeek-AI 2024, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 2.2. transformers drops
 these tensors when it loads a model, so they are read from the checkpoint's files. The block is of
@@ -24,23 +24,23 @@ from draftsmith.model.heads.head import Head
 
 @dataclass(frozen=True)
 class Layout:
-    """How a family of models names the tensors of its first module, and what it computes."""
+    """Names of the tensors of the first module in a model family, and its variants."""
 
     block: str
-    """Before the names of the decoder block's tensors; {L} is the number of the model's blocks."""
+    """Prefix of the decoder block's tensors; {L} is the number of the model's blocks."""
     norm_of_token: str
     norm_of_state: str
     project: str
     norm: str
     hidden_first: bool = False
-    """Whether the projection reads [state; token], not [token; state]."""
+    """Whether the projection reads [state; token] instead of [token; state]."""
     recycles_normed: bool = True
-    """Whether the state that goes on is the one after the module's norm."""
+    """Whether the next step reads the state after the module's norm."""
     first_is_zero: bool = True
-    """Whether the first entry reads zeros for its token, as in vLLM and SGLang."""
+    """Whether the first position reads zeros for its token, as in vLLM and SGLang."""
 
     def named(self, layers: int) -> dict[str, str]:
-        """Prefix of our names → prefix in the checkpoint."""
+        """Return our prefixes → prefixes in the checkpoint."""
         ours = {
             "norm_of_token.": self.norm_of_token,
             "norm_of_state.": self.norm_of_state,
@@ -79,7 +79,7 @@ LAYOUTS = (
     ),  # MiMo
 )
 _SHARED = ("shared_head.head.", "embed_tokens.", "self_attn.rotary_emb.")
-"""Copies of what the target has."""
+"""Tensors that copy those of the target."""
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -87,7 +87,7 @@ class MTPHead(Head):
     """h' = block(M [norm(E[x_p]); norm(h_{p-1})]), and the target's LM head after a norm."""
 
     def __init__(self, model: Any, layout: Layout) -> None:
-        """`model`: the live target; nothing of it is changed, or counted among the parameters."""
+        """`model`: the live target, which is not changed and adds no parameters."""
         super().__init__()
         decoder = model.get_decoder()
         self.config, self.layout = block_config(model.config), layout
@@ -118,7 +118,7 @@ class MTPHead(Head):
 
 
 class FinalNorm(nn.Module):
-    """The target's final norm, which the head's states come from."""
+    """The target's final norm, applied to the states that the head reads."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -126,13 +126,13 @@ class FinalNorm(nn.Module):
         self.width = model.config.get_text_config(decoder=True).hidden_size
 
     def forward(self, states: Tensor) -> Tensor:
-        """(n, D) → (n, D)"""
+        """Normalize states (n, D)."""
         found: Tensor = self._norm[0](states)
         return found
 
 
 def block_config(config: Any) -> Any:
-    """The target's configuration for one more block: with full attention, and experts if it has."""
+    """Return the configuration of one more block, with full attention, and experts if any."""
     own = copy.deepcopy(config.get_text_config(decoder=True))
     own.num_hidden_layers = 1
     for name, value in (("layer_types", ["full_attention"]), ("first_k_dense_replace", 0)):
@@ -143,7 +143,7 @@ def block_config(config: Any) -> Any:
 
 
 def read(model: Any, source: str) -> MTPHead:
-    """The head in the checkpoint `source` of a live model; only its first module is used.
+    """Read the head from the checkpoint `source` of a live model; only its first module is used.
 
     Raises LoadError where the checkpoint has none, or not all of it, UnsupportedError for tensors
     that are not known.
@@ -190,7 +190,7 @@ def read(model: Any, source: str) -> MTPHead:
 
 
 def _fused(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The experts of a block in two tensors, as transformers 5 has them; files have each alone."""
+    """Stack the experts of a block into two tensors, as transformers 5 stores them."""
     found, experts = dict[str, Tensor](), dict[str, dict[int, dict[str, Tensor]]]()
     for name, tensor in tensors.items():
         if (match := _EXPERT.fullmatch(name)) is None:
