@@ -20,7 +20,7 @@ _FIRST_HUE, _LAST_HUE = 205, -35
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is shown of one answer."""
+    """Content of the page for one answer."""
 
     prompt: Sequence[str]
     """Text of each token."""

@@ -76,7 +76,7 @@ def demo(
 
 
 def talks(ours: bool) -> list[list[tuple[str, str]]]:
-    """What is asked: turns of title and message; a model of ours can only edit."""
+    """Return the requests: turns of title and message. A built-in model can only edit."""
     if not ours:
         return builtin.talks()
     before, message = builtin.demo()
@@ -84,7 +84,7 @@ def talks(ours: bool) -> list[list[tuple[str, str]]]:
 
 
 def introduce(console: Console, engine: Engine) -> None:
-    """Say what is run, and where."""
+    """Print the model and the machine."""
     import torch
 
     from draftsmith.model.devices import name_of
@@ -175,7 +175,7 @@ def view(console: Console, lanes: list[Lane]) -> Group:
 def compare(
     console: Console, engine: Engine, plain: GenerationResult, drafted: GenerationResult
 ) -> bool:
-    """Say if the tokens are the same, and if not, where they part and how close it was."""
+    """Print whether the tokens are equal; if not, where they differ, and by how much."""
     from draftsmith.model.agreement import first_difference, top_two_gap
     from draftsmith.text.tokenizer import decode
 
@@ -200,7 +200,7 @@ def compare(
 
 
 def figures(plain: GenerationResult, drafted: GenerationResult) -> tuple[str, ...]:
-    """How the times compare, and where the guesses that held were copied from."""
+    """Return the times, and the sources of the accepted tokens."""
     before, after = (result.stats for result in (plain, drafted))
     ratio = _speed(after) / _speed(before)
     guessed = [source != TARGET for source in drafted.sources]

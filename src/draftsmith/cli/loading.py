@@ -32,7 +32,7 @@ def resolve(model: str | None) -> str:
 
 
 def short(source: str) -> str:
-    """What to call a model in a sentence: a hub id as it is, a folder by its name."""
+    """Return a short name of a model: a hub id, or the name of a folder."""
     path = Path(source)
     return path.resolve().name if path.exists() else source
 

@@ -173,14 +173,14 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 
 
 def say_notices(engine: Engine) -> None:
-    """Tell once if drafts are of no use with this model, and why."""
+    """Print, once, whether this model cannot use drafts, and why."""
     if engine.model.capabilities.shape == "plain" and engine.drafter.preferred_width():
         why = "; ".join(engine.notices) or "it verifies one token per pass"
         note(f"note: this model decodes plainly, without drafts: {why}")
 
 
 def say_failures(engine: Engine, result: GenerationResult) -> None:
-    """Tell what failed in drafting an answer and was done in another way."""
+    """Print failures of drafting that were handled."""
     if result.stats.failed_passes or result.stats.drafter_failures:
         for said in result.notices:
             if said not in engine.notices:
@@ -188,7 +188,7 @@ def say_failures(engine: Engine, result: GenerationResult) -> None:
 
 
 def say_end(engine: Engine, result: GenerationResult, before: str | None = None) -> None:
-    """Tell if the answer was cut short, and if it lacks or repeats lines of an edited file."""
+    """Print whether the answer was cut off, or lacks or repeats lines of an edited file."""
     tokens, room = len(result.tokens), engine.model.context_length
     if result.finish_reason == "length":
         passage = looping(result.tokens)

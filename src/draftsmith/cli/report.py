@@ -34,7 +34,7 @@ _BAD_INPUT = (OptionError, PromptError, LoadError, UnsupportedError, WriteError)
 
 
 def ending(error: BaseException) -> int:
-    """Say on stderr why a command failed and return its exit code; raises what is a bug."""
+    """Print why a command failed to stderr and return its exit code; re-raise unexpected errors."""
     match error:
         case DraftsmithError():
             show_error(str(error))

@@ -90,7 +90,7 @@ class PromptOptions:
         return text if self.raw else text.removesuffix("\n").removesuffix("\r")
 
     def ask(self, engine: Engine, text: str, before: str | None) -> Any:
-        """What the engine is asked: messages where there is a chat template, else text."""
+        """Return the prompt: messages if there is a chat template, else text."""
         has_template = bool(getattr(engine.model.tokenizer, "chat_template", None))
         plain = self.raw or not has_template
         if plain and self.system is not None:
@@ -231,7 +231,7 @@ def room_for_edit(engine: Engine, before: str) -> int:
 
 
 def record(engine: Engine, result: GenerationResult) -> dict[str, Any]:
-    """What `--json` prints of an answer; positions of copies count from the prompt's beginning."""
+    """Return the output of `--json`; positions of copies count from the begin of the prompt."""
     copies = [
         {"output": list(copy.output), "source": list(copy.source), "text": text}
         for text, copy in stretches(engine, result)

@@ -104,7 +104,7 @@ class Sequence:
         self.limit = limit
         """Maximum number of new tokens; drafts never exceed it."""
         self.needs = needs
-        """What the target records for the drafter (`Drafter.needs_of`)."""
+        """Recordings of the target for the drafter (`Drafter.needs_of`)."""
         self.stop_rules = tuple(stop_rules)
         self.device = torch.device(device)
         self.row: Any = None

@@ -29,7 +29,7 @@ class Fold(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the target must record for a drafter in addition to its usual work."""
+    """Recordings that a drafter needs from the target."""
 
     hidden_layers: tuple[int, ...] = ()
     """Record the outputs of these blocks (counted from 1) for every position, side by side, before

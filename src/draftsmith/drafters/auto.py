@@ -115,7 +115,7 @@ class Auto(Drafter):
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
-        """What its head reads; nothing without one."""
+        """Needs of its head; none without a head."""
         return NO_NEEDS if self.head is None else self.head.needs
 
     def needs_of(self, model: ModelFacts) -> Needs:  # noqa: ARG002

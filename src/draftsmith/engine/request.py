@@ -102,7 +102,7 @@ _INSTEAD = {
 
 @dataclass(frozen=True)
 class Drafting:
-    """How answers of a model are drafted; serves any number of sequences."""
+    """Drafter, budget and cost of a model's answers, for any number of sequences."""
 
     model: LoadedModel
     drafter: Drafter
@@ -288,7 +288,7 @@ class Request:
         return sequence
 
     def _thinking(self, ids: abc.Sequence[int]) -> ThinkingState | None:
-        """Where the thoughts of an answer to `ids` stand, if anything depends on that."""
+        """Return the progress of the reasoning after `ids`, if anything depends on it."""
         if self.thoughts is None or (self.grammar is None and self.thoughts.limit is None):
             return None
         model = self.drafting.model

@@ -36,14 +36,14 @@ class GenerationResult:
     """Log-probability of each token in the distribution it was drawn from; None: not requested."""
     prompt_tokens: list[int] = field(default_factory=list)
     notices: tuple[str, ...] = ()
-    """What could not be accelerated or applied, with reasons."""
+    """Parts that could not be accelerated or applied, with reasons."""
     exact: bool = False
     """Whether its engine is `exact`: every token was computed in the same way in any pass."""
     preceding: tuple[int, ...] = ()
     """The last token of the prompt if `text` continues it; empty if the answer begins a text."""
 
     tokenizer: Any = field(default=None, compare=False)
-    """What made `text` of `tokens`; None where the model was loaded without one."""
+    """Tokenizer that decoded `tokens`; None if the model was loaded without one."""
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else f"{self.text[:59]}…"

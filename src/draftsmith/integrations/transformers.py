@@ -71,7 +71,7 @@ class NotAcceleratedWarning(UserWarning):
 
 
 class DraftingNotice(UserWarning):
-    """How the drafter drafts for this model, or which drafting failed; once per message."""
+    """Notice about the choice of an algorithm, or about drafting that failed; once per message."""
 
 
 @known_options("accelerate", _INSTEAD)
@@ -203,7 +203,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
 
     @property
     def resources(self) -> Resources:
-        """What all calls of this model share, in all threads. No rows are kept between calls."""
+        """Resources of all calls of this model, in all threads. No rows are kept between calls."""
         with self._binding:
             if self._resources is None:
                 self._resources = Resources(self.drafting.model, self.drafting.cost)

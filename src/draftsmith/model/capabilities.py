@@ -44,7 +44,7 @@ _BATCHES = (
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """How a model is run. Found by a self-test at load, never derived from its name alone."""
+    """Ways to run a model, found by a self-test at load and never by its name alone."""
 
     shape: Shape
     """Drafts that it can verify in one pass."""

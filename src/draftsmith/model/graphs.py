@@ -76,7 +76,7 @@ class Graphs:
         self.free: dict[Any, Any] = {}
         """Buffers that no row uses, by what they hold; one of each kind."""
         self.inputs = torch.zeros((INPUTS, WIDEST), dtype=torch.long, device=device)
-        """What a pass reads, on the device."""
+        """Input of a pass, on the device."""
         on_host = torch.zeros((INPUTS, WIDEST), dtype=torch.long, device="cpu")
         self._waits = device.type in ("cpu", "mps")  # see `devices.send`
         self._host = on_host if self._waits else on_host.pin_memory()

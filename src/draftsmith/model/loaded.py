@@ -159,7 +159,7 @@ class LoadedModel:
 
     @property
     def facts(self) -> ModelFacts:
-        """What drafters may know about the model."""
+        """Facts about the model for drafters."""
         return ModelFacts(
             layers=number(self.config, "num_hidden_layers"),
             # If the number differs by layer, every layer has at least the smallest.

@@ -57,7 +57,7 @@ def processor() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is measured."""
+    """Widths, contexts and repetitions of a measurement."""
 
     positions: abc.Sequence[int] = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64, 96, 128)
     """Widths of a pass; 11 is the root and a draft of ten, as in the papers."""

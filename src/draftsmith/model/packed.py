@@ -344,7 +344,7 @@ class PackedStore(KVStore):
         return kept
 
     def _slots(self, row: SequenceRow, length: int) -> tuple[int, list[Slots]]:
-        """How many of the first `length` positions can be kept, and the slots that hold them."""
+        """Return how many of the first `length` positions can be kept, and their slots."""
         if _reaches(row.state, length):
             return length, row.state
         if row.mark is not None:

@@ -196,7 +196,7 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class Prepacked:
-    """What `prepack` did to a model."""
+    """Result of `prepack`."""
 
     replaced: tuple[tuple[nn.Module, str, nn.Linear | None], ...] = ()
     """(parent, name, original layer), None for a layer that was not kept."""
@@ -270,7 +270,7 @@ def _groups(model: nn.Module, left: Counter[str]) -> Iterator[tuple[nn.Module, t
 
 
 def _kind(layer: nn.Linear) -> tuple[int, torch.dtype, bool]:
-    """What the layers of one product have in common."""
+    """Properties of layers that one product can compute."""
     return layer.in_features, layer.weight.dtype, layer.bias is None
 
 

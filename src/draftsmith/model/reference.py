@@ -90,10 +90,10 @@ class Reference:
     prompt: list[int]
     nodes: list[int]
     others: list[int]
-    """As many other ids, for drafts that differ from the tree."""
+    """The same number of other ids, for drafts that differ from the tree."""
     expected: list[list[Expected]]
     disturbed: float
-    """How much the tokens in which the texts differ change the logits before them."""
+    """Return how much different later tokens change the logits before them."""
     sizes: tuple[float, ...]
     """`Capabilities.position_sizes`."""
     cached: bool
@@ -135,7 +135,7 @@ class Reference:
         )
 
     def change_by_others(self, loaded: LoadedModel) -> float:
-        """How much other texts in the same pass change the logits of the first one."""
+        """Return how much other texts in the same pass change the logits of the first one."""
         texts = [self.text(0), *([token] * _LENGTH for token in self.others[: _ROWS - 1])]
         found, _ = _whole(Forward(loaded.model), texts)
         wanted = (one.logits for one in self.expected[0])

@@ -21,7 +21,7 @@ class SequenceRow:
     taken: int = 0
     """Pending tokens that the last pass computed."""
     state: Any = None
-    """What the row alone owns: `Slots` of keys and values, or a cache of the model's own."""
+    """Storage of this row: `Slots` of keys and values, or a cache of transformers."""
     rewinds: bool = True
     """Whether `extend` may shorten the row.
 
@@ -104,7 +104,7 @@ class KVStore(ABC):
         return 0
 
     def reach(self, _row: SequenceRow, length: int) -> int:
-        """How many of the first `length` positions `truncate` could keep."""
+        """Return how many of the first `length` positions `truncate` could keep."""
         return length
 
     def truncate(self, _row: SequenceRow, length: int) -> int:

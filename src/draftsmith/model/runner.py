@@ -247,7 +247,7 @@ class Runner:
         return self.loaded.row_bytes(positions, self.chunk, windowed=True)
 
     def reach(self, row: SequenceRow, length: int) -> int:
-        """How many of a row's first `length` positions `copy` could copy."""
+        """Return how many of a row's first `length` positions `copy` could copy."""
         return self._store.reach(row, length)
 
     @property

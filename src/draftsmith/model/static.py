@@ -208,7 +208,7 @@ class StaticStore(PackedStore):
         return super().truncate(row, length)
 
     def mark(self, row: SequenceRow) -> None:
-        """Nothing to keep: no layer drops positions."""
+        """Do nothing, because no layer drops positions."""
 
     def part(self, row: SequenceRow) -> None:
         """Copy an idle row out of its buffer, which the next row uses with its graphs."""

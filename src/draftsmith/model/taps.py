@@ -75,7 +75,7 @@ def check(needs: Needs, loaded: LoadedModel, who: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row is in a packed pass."""
+    """Position of a row in a packed pass."""
 
     span: int = 0
     queries: slice = field(default_factory=lambda: slice(None))
@@ -218,7 +218,7 @@ class RowTaps:
         self._rows[start:end] = states
 
     def reusable(self, common: int, root: int) -> int:
-        """How many of `common` cached positions have recordings for a sequence with this root."""
+        """Return how many of `common` cached positions have recordings for this root."""
         known = min(common, self.length) if self.needs.hidden_layers else common
         # A missing attention row needs one position to be computed again.
         lost = bool(self.needs.attention_heads) and self._attended != root

@@ -1,4 +1,4 @@
-"""A server over one engine (extra `server`): app.py is where requests enter."""
+"""HTTP server for one engine (extra `server`). Requests enter in app.py."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 
 def create_app(engine: Engine, *, keys: Iterable[str] = (), **settings: Any) -> FastAPI:
-    """Return the endpoints of `draftsmith serve` as an ASGI application, to be mounted in another.
+    """Return the endpoints of `draftsmith serve` as an ASGI application, to mount in another one.
 
-    `keys`: API keys; without any, everybody is served. `settings` are the options of the command by
-    the same names, such as `name`, `queue` or `max_output`, in seconds and bytes; `host`, `port`
-    and `drain` belong to the program that listens. The engine stays yours to close. Raises
-    OptionError for a setting that is wrong, UnknownName for one that does not exist.
+    `keys`: accepted API keys; if empty, requests need no key. `settings`: options of the command
+    under the same names, such as `name`, `queue` or `max_output`; times in seconds, sizes in bytes.
+    `host`, `port` and `drain` are not accepted, because another program listens. The application
+    does not close the engine. Raises OptionError for an invalid setting, UnknownName for an unknown
+    one.
     """
-    from draftsmith.model.loaded import last_part  # no --help should wait for these
+    from draftsmith.model.loaded import last_part  # slow imports, not needed for --help
     from draftsmith.server.api import Api
     from draftsmith.server.app import application
     from draftsmith.server.keys import Keys

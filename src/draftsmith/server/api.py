@@ -1,4 +1,4 @@
-"""Api: turns request bodies into calls of the worker, and their chunks into responses."""
+"""Api: converts request bodies to worker calls, and the chunks of the calls to responses."""
 
 from __future__ import annotations
 
@@ -40,23 +40,22 @@ _INFILLING = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
 )
-"""Tokens before the text that precedes a gap, the text that follows it, and the text that fills it,
-by model family."""
+"""Fill-in-the-middle tokens by model family: before the prefix, the suffix and the middle."""
 
 _TEXTS = ["this and no more", "or that"]
-"""Answers of the warm-up's grammar: it leaves a choice, then it forces tokens."""
+"""The two answers that the grammar of the warm-up allows: one choice, then forced tokens."""
 
 CLIENT_GONE = 499
-"""Status that is logged if the client has disconnected."""
+"""Status of the response if the client has disconnected (as in nginx)."""
 
 LONG = 100_000
-"""Size of a request, in bytes, from which its preparation may take a noticeable time."""
+"""Size of a body, in bytes, above which preparing its prompts may take a noticeable time."""
 
 log = logging.getLogger(__name__)
 
 
 class Arrival(NamedTuple):
-    """The arrival of a request with its whole body."""
+    """Time and size of a request, recorded when its whole body has arrived."""
 
     began: float
     """Time of the arrival, by `time.perf_counter`."""
@@ -65,30 +64,30 @@ class Arrival(NamedTuple):
 
 
 class Api:
-    """One engine, and the state of the server around it."""
+    """One engine, with the settings, worker, metrics and threads of its server."""
 
     def __init__(self, engine: Engine, settings: Settings, keys: Keys, name: str) -> None:
-        """`name`: name of the model for clients."""
+        """`name`: model name that clients send."""
         self.engine, self.settings, self.keys, self.name = engine, settings, keys, name
         self.tokenizer = engine.model.tokenizer
         self.spell = speller(engine.model)
         self.markers = {} if self.tokenizer is None else markers_of(self.tokenizer)
-        """Tags of tool calls that are special tokens, by token id."""
+        """Tags of tool calls and reasoning that are special tokens, by token id."""
         self.metrics = Metrics(name)
         capacity = engine.max_batch + settings.queue
         self.worker = Worker(engine, capacity, self.metrics.observe)
         self.metrics.watch(self.worker)
         self._preparing = ThreadPoolExecutor(capacity, "draftsmith-prompts")
-        """One thread for each request, so that no request waits for the prompt of another."""
+        """One thread for each request, so that a short prompt never waits for another prompt."""
         self._long = asyncio.Lock()
-        """Held while a long prompt is prepared, so that these occupy one core at most."""
+        """Held while a long prompt is prepared, so that long prompts use at most one core."""
         self._compiling = ThreadPoolExecutor(4, "draftsmith-grammars")
         """Several threads, so that a slow grammar does not delay others."""
 
     def warm_up(self) -> None:
-        """Compile and load everything that answers need, by generating two short ones.
+        """Generate two short answers, so that the first client waits for no compilation or loading.
 
-        Otherwise the first client would wait for it. Raises the errors of the model.
+        Raises the errors of the model.
         """
         log.info("warming up")
         began, sequences = perf_counter(), [self._short()]
@@ -106,7 +105,7 @@ class Api:
         log.info("warm", extra={"fields": {"seconds": round(perf_counter() - began, 3)}})
 
     def _short(self, **options: Any) -> TextSequence:
-        """Return a sequence that is kept neither in the prefix cache nor as an earlier answer."""
+        """Return a sequence that leaves nothing in the prefix cache or the earlier answers."""
         options |= {"max_new_tokens": 8, "min_new_tokens": 8, "budget": "drafter"}
         sequence = self.engine.prepare(options).sequence([0, 1, 0, 1])
         sequence.context.earlier = None
@@ -139,7 +138,7 @@ class Api:
     async def begin_chat(
         self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
     ) -> tuple[Call, Answer]:
-        """Submit a chat; return its call, and the answer that formats the response."""
+        """Submit a chat; return its call and the `Answer` that formats the response."""
         chat = Chat.of(body, self.tokenizer, self.settings.tool_format, ignored)
         if body.top_logprobs is not None and not body.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs=true", param="top_logprobs")
@@ -203,7 +202,7 @@ class Api:
         return True
 
     def _gaps(self, prompts: Sequence[Any], suffix: str) -> list[str]:
-        """Return prompts with which the model fills the gap between two texts."""
+        """Return fill-in-the-middle prompts for the text between each prompt and `suffix`."""
         vocabulary = {} if self.tokenizer is None else self.tokenizer.get_vocab()
         marks = next((marks for marks in _INFILLING if vocabulary.keys() >= {*marks}), None)
         if marks is None or not all(isinstance(prompt, str) for prompt in prompts):
@@ -226,7 +225,7 @@ class Api:
             **more,
         )
 
-    # --- to the worker and back --------------------------------------------------------
+    # --- submission and responses ------------------------------------------------------
 
     async def _begin(
         self,
@@ -238,7 +237,7 @@ class Api:
         top: int | None,
         request: Request,
     ) -> Call:
-        """Prepare the sequences for some prompts and submit them.
+        """Prepare the sequences of all prompts and submit them.
 
         `more`: further options of the engine. `top`: number of alternatives for each token's
         log-probability; None: no log-probabilities.
@@ -299,7 +298,7 @@ class Api:
     async def _prepared(
         self, prepare: Callable[[], list[TextSequence]], *, long: bool
     ) -> list[TextSequence]:
-        """Run `prepare` in another thread; long prompts one after the other."""
+        """Run `prepare` in another thread. Long prompts are prepared one at a time."""
         async with self._long if long else nullcontext():
             return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
 
@@ -328,7 +327,7 @@ class Api:
         return await self.whole(call, answer, answer.whole, request)
 
     def stream(self, call: Call, answer: Answer, events: AsyncIterator[Event]) -> Response:
-        """Return a streamed response, which closes the call in any case."""
+        """Return a streamed response. It closes the call when it ends, also after an error."""
         closing = partial(self._close, call, answer)
         return Events(events, closing, self.settings)
 
@@ -374,7 +373,7 @@ class Events(EventSourceResponse):
         self._closing = closing
 
     async def __call__(self, *connection: Any) -> None:
-        """Send the events; the connection of a client that reads too slowly is closed."""
+        """Send the events; stop if the client reads too slowly, which closes its connection."""
         try:
             await super().__call__(*connection)
         except SendTimeoutError:

@@ -1,6 +1,6 @@
-"""The endpoints, and the middleware before them."""
+"""The endpoints of the server, its middleware, and its error handlers."""
 
-# Without the usual `from __future__ import annotations`: FastAPI evaluates the endpoints' own ones.
+# No `from __future__ import annotations`: FastAPI could not resolve local names such as `Caller`.
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,13 +33,13 @@ from draftsmith.text.tokenizer import OPENING, decode, encode, render_chat
 
 
 class BodyLimit:
-    """Refuses a long body as early as possible; records when the body is complete."""
+    """Middleware that refuses a body while it exceeds the limit, and records its `Arrival`."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app, self._most = app, most
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Count the body while it is read; FastAPI's own limit does not answer in JSON."""
+        """Count the bytes while the body is read. FastAPI's own limit returns no JSON error."""
         left, state = self._most, scope.setdefault("state", {})
 
         async def counted() -> Message:
@@ -56,7 +56,7 @@ class BodyLimit:
 
 
 def application(api: Api) -> FastAPI:
-    """Return the ASGI application; while it runs, the engine's own thread makes the passes."""
+    """Return the ASGI application. Its shutdown ends all answers and leaves the engine open."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -86,7 +86,7 @@ def application(api: Api) -> FastAPI:
 
     def salt(
         given: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
-        x_api_key: Annotated[str | None, Header()] = None,  # Anthropic's
+        x_api_key: Annotated[str | None, Header()] = None,  # header of Anthropic's clients
     ) -> str:
         return api.keys.salt(x_api_key if given is None else given.credentials)
 
@@ -111,22 +111,22 @@ def application(api: Api) -> FastAPI:
 
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request, caller: Caller) -> Response:
-        """Answer a conversation of items; nothing is stored."""
+        """Answer a conversation, given as a list of items. Nothing is stored."""
         ignored = Ignored(body, strict=False)  # agents send many fields that have no meaning here
         ignored.limit(body, settings.max_output)
         return ignored.named(await responses.respond(api, body, caller, request, ignored))
 
     @app.post("/v1/messages")
     async def message(body: MessagesRequest, request: Request, caller: Caller) -> Response:
-        """Answer a chat in Anthropic's shape."""
+        """Answer a chat in Anthropic's format."""
         ignored = Ignored(body, strict=False)  # as above
         ignored.limit(body, settings.max_output)
         return ignored.named(await messages.respond(api, body, caller, request, ignored))
 
-    # Not `async`: FastAPI runs it in another thread, because long texts take a while.
+    # Not `async`, so that FastAPI runs it in another thread: long texts take a while.
     @app.post("/v1/messages/count_tokens", dependencies=[Depends(salt)])
     def count_tokens(body: CountRequest, response: Response) -> dict[str, int]:
-        """Count the tokens of a chat in Anthropic's shape."""
+        """Count the prompt tokens of a chat in Anthropic's format."""
         ignored = Ignored(body, strict=False)
         counted = messages.count(api, body, ignored)
         ignored.named(response)
@@ -138,12 +138,12 @@ def application(api: Api) -> FastAPI:
 
     @app.get("/v1/models", dependencies=guarded)
     async def models() -> dict[str, Any]:
-        """List the one model."""
+        """List the served model."""
         return {"object": "list", "data": [model]}
 
     @app.get("/v1/models/{name:path}", dependencies=guarded)
     async def one_model(name: str) -> dict[str, Any]:
-        """Tell of the model, if it has this name."""
+        """Return the model of this name."""
         api.check_model(name)
         return model
 
@@ -160,19 +160,19 @@ def application(api: Api) -> FastAPI:
 
     @app.get("/health", dependencies=guarded)
     async def health() -> dict[str, str]:
-        """Tell whether requests are taken."""
+        """Report whether the server accepts requests."""
         if not api.worker.alive:
             raise Refusal(503, "this server is shutting down", code="unavailable")
         return {"status": "ok"}
 
     @app.get("/metrics", dependencies=[Depends(salt)])
     async def metrics() -> Response:
-        """Give figures for Prometheus."""
+        """Return metrics for Prometheus."""
         return Response(api.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.post("/tokenize", dependencies=[Depends(salt)])
     def tokenize(body: TokenizeRequest, response: Response) -> dict[str, Any]:
-        """Turn a prompt, or messages as the chat template writes them, into token ids."""
+        """Convert a prompt, or messages formatted by the chat template, to token ids."""
         api.check_model(body.model)
         Ignored(body, strict).named(response)
         if body.messages is not None:
@@ -185,7 +185,7 @@ def application(api: Api) -> FastAPI:
 
     @app.post("/detokenize", dependencies=[Depends(salt)])
     def detokenize(body: DetokenizeRequest, response: Response) -> dict[str, Any]:
-        """Turn token ids into text, special tokens included."""
+        """Convert token ids to text, special tokens included."""
         api.check_model(body.model)
         Ignored(body, strict).named(response)
         size = api.engine.model.vocab_size

@@ -1,4 +1,4 @@
-"""Schemas of requests: OpenAI's and Anthropic's fields, and our own at the end of `Sampling`.
+"""Schemas of requests: fields of OpenAI, vLLM and Anthropic, and our own ones in `Sampling`.
 
 Unknown fields are kept in `model_extra`; `ignored.py` refuses them or adds warnings. Fields of
 OpenAI that have no meaning for one model on one machine are removed (`IGNORED`).
@@ -35,14 +35,14 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def readable(cls, data: Any) -> Any:
-        """Remove ignored and null fields; refuse text that is not valid Unicode."""
+        """Remove ignored and null fields; refuse a body with text that is not valid Unicode."""
         if not isinstance(data, dict):
             raise ValueError("the body must be a JSON object, sent as application/json")
         try:
             json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise ValueError("the body has half of a surrogate pair in it") from None
-        # Null counts as absent; the default of a completion (16 tokens) then does not apply.
+        # A null field counts as absent. A null `max_tokens` is kept: it replaces the default of 16.
         return {
             name: value
             for name, value in data.items()
@@ -101,7 +101,7 @@ class Message(Tolerant):
         return self
 
     def plain(self) -> dict[str, Any]:
-        """Return the message for chat templates: content as text, arguments as objects."""
+        """Return the message for chat templates, with content as text and arguments as objects."""
         role = "system" if self.role == "developer" else self.role
         told: dict[str, Any] = {"role": role, "content": text_of(self.content)}
         if self.tool_calls:
@@ -121,7 +121,7 @@ class Message(Tolerant):
 
 
 def text_of(content: str | list[Part] | None) -> str:
-    """Return the text of a message; raise Refusal for images, sound and files."""
+    """Return the text of a message; raise Refusal for images, audio and files."""
     if isinstance(content, list):
         for part in content:
             if part.text is None:
@@ -152,7 +152,7 @@ class NamedFunction(Tolerant):
 
 
 class ToolChoice(Tolerant):
-    """The one function that must be called."""
+    """The function that the model must call."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -185,7 +185,7 @@ class Sampling(Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    # vLLM's
+    # fields of vLLM
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: float | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
@@ -193,7 +193,7 @@ class Sampling(Body):
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
-    # ours
+    # our own fields
     drafter: str | None = None
     budget: int | Literal["auto", "drafter"] | None = None
     return_sources: bool = False
@@ -206,7 +206,7 @@ class Sampling(Body):
         return "max_tokens"
 
     def options(self, limit: int) -> dict[str, Any]:
-        """Return the engine's options; `limit`: length of the answer if the request has none."""
+        """Return the engine's options; `limit`: maximum length if the request sets none."""
         said = getattr(self, self.longest)
         wanted = limit if said is None else said
         try:
@@ -288,7 +288,7 @@ class ResponsesRequest(Body):
 
 
 class Turn(Tolerant):
-    """One message in Anthropic's interface."""
+    """One message in Anthropic's format."""
 
     role: Literal["user", "assistant"]
     content: str | list[dict[str, Any]]
@@ -320,7 +320,7 @@ class MessagesRequest(CountRequest):
 
 
 class TokenizeRequest(Body):
-    """POST /tokenize: a prompt, or messages as the chat template writes them."""
+    """POST /tokenize: a prompt, or messages for the chat template."""
 
     model: str | None = None
     prompt: str | None = None

@@ -32,7 +32,7 @@ class Thoughts:
     end: str
     """The tag after them. What comes next is the answer, which a grammar shapes."""
     closing: str
-    """What is written to end them at the limit; it holds `end`."""
+    """Text that ends them at the limit; it contains `end`."""
     limit: int | None = None
     """Most tokens of the thoughts; None: no limit of their own."""
     begun: bool | None = None
@@ -76,7 +76,7 @@ _TAUGHT = {
 
 
 class ThinkingState:
-    """Where one sequence stands in its thoughts; a processor that ends them at their limit."""
+    """Progress of one sequence's reasoning; a processor that ends it at the limit."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class ThinkingState:
                 "their limit and the grammar"
             )
         self._written: int | None = None
-        """How many tokens of `closing` were written, once the limit is reached."""
+        """Return how many tokens of `closing` were emitted, once the limit is reached."""
         self._past: dict[str, list[int]] = {}
 
     def follow(self, new: Sequence[int]) -> int | None:

@@ -39,7 +39,7 @@ class Encoder:
     chat: Callable[[Sequence[Message]], Sequence[Piece]]
     """Render a chat up to the beginning of the assistant's answer."""
     end: Sequence[Piece]
-    """What ends an answer."""
+    """Tokens that end an answer."""
     vocab_size: int
     vocabulary: str
     """Fingerprint of the tokenizer and its template."""

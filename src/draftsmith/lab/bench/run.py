@@ -31,7 +31,7 @@ PLAIN = ("none()", "transformers.generate()")
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What to measure."""
+    """Model, arms and prompts of a measurement."""
 
     model: LoadedModel
     arms: Sequence[Arm]

@@ -23,7 +23,7 @@ VICUNA = (
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """How a model's chats are written."""
+    """Chat format of a model."""
 
     render: Callable[[Sequence[Message]], list[Piece]]
     """Render the chat up to the beginning of the assistant's answer."""

@@ -66,11 +66,11 @@ def batch(recipe: HeadRecipe, step: int, count: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadStep:
-    """What is known after a step."""
+    """Progress after a step."""
 
     step: int
     tokens: int
-    """Of text, seen so far."""
+    """Number of tokens of text so far."""
     seconds: float
     learning_rate: float
     loss: float
@@ -78,18 +78,18 @@ class HeadStep:
     right: float
     """Share of places at which head and target name the same token, at the first step."""
     right_at_last: float
-    """The same, at the last of the unrolled steps."""
+    """The same at the last unrolled step."""
 
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """What a training ended with."""
+    """Result of a training."""
 
     folder: Path
     steps: int
     tokens: int
     right: tuple[float, ...] | None
-    """By unrolled step, on held-out text; None without such."""
+    """For each unrolled step, on held-out text; None without such text."""
 
 
 class Lessons:

@@ -156,7 +156,7 @@ class Run:
 
 
 def _plain(values: Mapping[str, Any]) -> Any:
-    """As a file has them: lists, where there were tuples."""
+    """Return settings as JSON stores them, with lists in place of tuples."""
     return json.loads(json.dumps(values))
 
 

@@ -43,7 +43,7 @@ NEARLY = 0.99
 
 @dataclass(frozen=True)
 class CalibrationPlan:
-    """What to calibrate on."""
+    """Engine and prompts of a calibration."""
 
     engine: Engine
     prompts: Sequence[Sequence[int]]
@@ -61,7 +61,7 @@ class CalibrationPlan:
 
     @cached_property
     def key(self) -> list[Any]:
-        """What every result depends on, in addition to its prompt."""
+        """Settings that every result depends on, in addition to its prompt."""
         model = self.engine.model
         name, weights, dtype = model.facts.name, fingerprint(model), str(model.dtype)
         return [name, weights, model.facts.layers, model.facts.heads, dtype, self.max_new_tokens]
@@ -276,7 +276,7 @@ def passes_by_attention(
 
 
 def agreement(draft: Sequence[int], ids: Sequence[int], t: int) -> int:
-    """How many tokens of a draft for position t on are right."""
+    """Return how many tokens of a draft from position t on are right."""
     return common_prefix(draft, ids[t : t + len(draft)])
 
 

@@ -43,7 +43,7 @@ _UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """What a head's checkpoint says."""
+    """Contents of a head's checkpoint."""
 
     layer: Any
     """Configuration of its decoder layers, `LlamaConfig` or `Qwen3Config`."""
@@ -54,7 +54,7 @@ class HeadFiles:
     flags: Mapping[str, bool]
     """FLAGS → whether they are set."""
     tensors: dict[str, Tensor]
-    """By the names of the speculators format, `d2t` and `embed_tokens.weight` among them."""
+    """Tensors by their names in the speculators format, with `d2t` and `embed_tokens.weight`."""
 
 
 def read(source: str) -> HeadFiles:
