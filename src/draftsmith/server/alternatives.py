@@ -1,4 +1,4 @@
-"""Log-probabilities of the model before any processor, with the most probable alternatives."""
+"""Log-probabilities of emitted tokens before any processor, with the best alternatives."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Logprob:
 
 
 class Alternatives:
-    """A processor that changes nothing and records the scores of every emitted token."""
+    """A processor that changes no scores and records their log-softmax for every emitted token."""
 
     def __init__(self, top: int) -> None:
         self._top = top
@@ -34,7 +34,7 @@ class Alternatives:
 
     @classmethod
     def watch(cls, sequence: TextSequence, top: int) -> Alternatives:
-        """Add a recorder to a sequence that has not started."""
+        """Add a recorder to a sequence that has not started; return the recorder."""
         seen, sequence = cls(top), sequence
         sequence.distribution = sequence.distribution.watched(seen)
         return seen
@@ -53,7 +53,7 @@ class Alternatives:
 
 
 def logprob_of(token: int, row: Tensor, top: int) -> Logprob:
-    """Return a token's log-probability and `top` alternatives from those of all tokens (V,)."""
+    """Return a token's log-probability and the `top` best ones of `row`, log-probabilities (V,)."""
     best = row.topk(min(top, len(row)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return Logprob(token, _finite(float(row[token])), _pairs(pairs))
@@ -69,7 +69,7 @@ def _finite(logprob: float) -> float:
 
 
 def speller(model: LoadedModel) -> Callable[[int], bytes]:
-    """Return a function that gives the bytes of a token, or the name of a special token."""
+    """Return a function that returns the bytes of a token, or of a special token's name."""
     try:
         vocabulary = Vocabulary.of(model.tokenizer, model.vocab_size)
     except DraftsmithError:  # the bytes of this tokenizer's ids are not known

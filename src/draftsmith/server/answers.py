@@ -1,4 +1,4 @@
-"""Responses of OpenAI's chats and completions, whole or as events, from the engine's chunks."""
+"""Responses to OpenAI's chats and completions, whole or streamed, built from chunks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from draftsmith.server.refusals import Refusal
 from draftsmith.server.worker import Chunk
 
 Event = dict[str, str]
-"""A server-sent event, as sse-starlette takes it."""
+"""A server-sent event in the form that sse-starlette accepts."""
 
 DONE: Event = {"data": "[DONE]"}
 
 
 def event(value: Any, name: str | None = None) -> Event:
-    """Return a JSON value as an event."""
+    """Return an event with a JSON value as data."""
     # ASCII only: some clients also end lines at U+0085 and U+2028, which JSON may contain.
     made = {"data": json.dumps(value, allow_nan=False)}
     return made if name is None else made | {"event": name}
@@ -58,7 +58,7 @@ class PartEvents(ABC):
 
     @abstractmethod
     def _add_text(self, part: TextPart) -> list[Event]:
-        """Return the events of a text, which may continue the last part."""
+        """Return the events of a text part, which may continue the last part."""
 
     @abstractmethod
     def _begin_call(self, call: Call) -> list[Event]:
@@ -103,7 +103,7 @@ class Delta:
 
 @dataclass(slots=True)
 class Choice(Delta):
-    """One answer, as far as it was generated."""
+    """One answer, or the part of it that is generated so far."""
 
     reader: Reader = field(default_factory=Reader)
     most_calls: int | None = None
@@ -118,7 +118,7 @@ class Choice(Delta):
     """Whether the prompt was sent."""
 
     def take(self, chunk: Chunk) -> Delta:
-        """Add a chunk; return what it adds to the answer."""
+        """Add a chunk to the answer; return its delta."""
         parts = self.reader.push(chunk.pieces)
         if chunk.result is not None:
             parts, self.result, self.stop = parts + self.reader.end(), chunk.result, chunk.stop
@@ -146,7 +146,7 @@ class Choice(Delta):
         return delta
 
     def _first_calls(self, parts: Sequence[Part], most: int) -> list[Part]:
-        """Return the parts except those of calls after the answer's first `most` calls."""
+        """Return the parts without the calls that follow the first `most` calls of the answer."""
         kept = list[Part]()
         for part in parts:
             self.begun_calls += isinstance(part, Call)
@@ -156,7 +156,7 @@ class Choice(Delta):
 
     @property
     def finish_reason(self) -> str | None:
-        """Finish reason in OpenAI's words; None if the answer is not complete."""
+        """Finish reason as OpenAI defines it; None while the answer is not complete."""
         if self.result is None:
             return None
         whole = self.calls and self.result.finish_reason == "stop"
@@ -175,7 +175,7 @@ class Answer:
     """Number of prompts; each has the same number of choices."""
     chat: bool = True
     logprobs: bool = False
-    """Whether the request asks for them."""
+    """Whether the request asks for log-probabilities."""
     sources: bool = False
     drafts: bool = False
     stats: bool = False
@@ -200,10 +200,10 @@ class Answer:
         return body | ({"stats": self._stats()} if self.stats else {})
 
     async def events(self, chunks: AsyncIterator[Chunk], usage: bool) -> AsyncIterator[Event]:
-        """Yield the events of a streamed response; a late error is an event, too.
+        """Yield the events of a streamed response. An error after its start is an event, too.
 
-        The end of a choice is a separate event, as in OpenAI's streams. Choice 0 ends first,
-        because clients that join the chunks (litellm) take the first end for its own.
+        The finish reason of a choice is a separate event, as in OpenAI's streams. That of choice 0
+        comes first, because clients that join the chunks (litellm) use the first one for choice 0.
         """
         head = self._head(".chunk") | ({"usage": None} if usage else {})
         begun, ended = set[int](), list[int]()
@@ -237,7 +237,7 @@ class Answer:
         yield DONE
 
     def usage(self) -> dict[str, Any]:
-        """Return the token counts; a prompt counts once, whatever the number of its answers."""
+        """Return the token counts. A prompt with several answers counts once."""
         results = self.results
         each = max(1, len(self.choices) // self.prompts)
         prompt = sum(len(result.prompt_tokens) for result in results[::each])
@@ -269,7 +269,10 @@ class Answer:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _choice_of(self, delta: Delta, calls: int, first: bool) -> dict[str, Any]:
-        """Return a streamed choice without index and end; `calls`: number of calls before it."""
+        """Return a streamed choice without its index and finish reason.
+
+        `calls`: number of calls in earlier chunks.
+        """
         choice_body: dict[str, Any] = {"logprobs": None}
         if self.chat:
             message: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
@@ -300,7 +303,7 @@ class Answer:
         return choice_body | self._extras(choice)
 
     def _extras(self, delta: Delta) -> dict[str, Any]:
-        """Return the requested fields beside the text."""
+        """Return the optional fields that the request asks for."""
         extras: dict[str, Any] = {}
         if self.logprobs:
             extras["logprobs"] = (
@@ -355,7 +358,7 @@ class Answer:
 
 
 def _call_deltas(parts: Sequence[Part], calls: int) -> list[dict[str, Any]]:
-    """Return the `tool_calls` of a chat's delta; `calls`: number of calls before it."""
+    """Return the `tool_calls` of a chat's delta; `calls`: number of calls in earlier chunks."""
     deltas = list[dict[str, Any]]()
     for part in parts:
         if isinstance(part, Call):

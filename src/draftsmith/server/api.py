@@ -85,7 +85,7 @@ class Api:
         """Several threads, so that a slow grammar does not delay others."""
 
     def warm_up(self) -> None:
-        """Generate two short answers, so that the first client waits for no compilation or loading.
+        """Generate two short answers, so that no client waits for compilation and loading.
 
         Raises the errors of the model.
         """

@@ -33,7 +33,7 @@ from draftsmith.text.tokenizer import OPENING, decode, encode, render_chat
 
 
 class BodyLimit:
-    """Middleware that refuses a body while it exceeds the limit, and records its `Arrival`."""
+    """Middleware that refuses a body as soon as it is too long, and records its `Arrival`."""
 
     def __init__(self, app: ASGIApp, most: int) -> None:
         self._app, self._most = app, most

@@ -1,4 +1,4 @@
-"""Chat: a chat request as the engine needs it: messages, template, grammar, reasoning, tools."""
+"""Chat: the messages, template variables, grammar, reasoning and tools of a chat request."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from draftsmith.text.tokenizer import OPENING, continues, decode
 
 @dataclass(slots=True)
 class Chat:
-    """The input of the model for a chat, and the format of its answer."""
+    """A chat as the engine's input, with the format of its answer."""
 
     messages: list[dict[str, Any]]
     template: dict[str, Any]
     """Variables of the chat template."""
     grammar: Grammar | None = None
     thoughts: Thoughts | None = None
-    """Tags of the reasoning; None: the answer has none."""
+    """Tags of the reasoning; None: the answer has no reasoning."""
     family: str | None = None
     """Format of the tool calls, a key of `FORMATS`; None: calls are not parsed."""
     tools: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Chat:
         return {"chat_template_kwargs": self.template, "thoughts": self.thoughts}
 
     def reader(self, tokenizer: Any, markers: Mapping[int, str], prompt: Sequence[int]) -> Reader:
-        """Return the reader for an answer; the prompt may contain the begin of the answer."""
+        """Return the reader for an answer; `prompt` may contain the beginning of the answer."""
         if self.own:
             text = decode(tokenizer, prompt, special=True)
             tools = self.template.get("tools", [])
@@ -103,7 +103,7 @@ class Chat:
         said = self.messages[-1]["content"] if self.goes_on else ""
         begun = said.rfind(found.begin) > said.rfind(found.end) if said.strip() else None
         if begun is not None and not found.begin:
-            return  # the prompt contains the begin of the answer itself
+            return  # harmony: the prompt ends inside the final answer, after any reasoning
         self.thoughts = replace(found, limit=limit, begun=begun)
 
     def _show_tools(
@@ -143,7 +143,10 @@ class Chat:
 
 
 def variables(body: ChatRequest, tokenizer: Any) -> dict[str, Any]:
-    """Return the variables for the chat template; raise Refusal for arguments of its function."""
+    """Return the variables of the chat template.
+
+    Raise Refusal for names that are arguments of `apply_chat_template`, and for contradictions.
+    """
     given = dict(body.chat_template_kwargs or {})
     apply: Any = getattr(tokenizer, "apply_chat_template", lambda: None)
     ours = inspect.signature(apply).parameters.keys() - {*OPENING}
@@ -174,7 +177,7 @@ def grammar_of(given: Mapping[str, Any] | None) -> Grammar | None:
     if kind == "json_object":
         return Grammar.json_object()
     if kind == "json_schema":
-        told = given.get("json_schema", given)  # /v1/responses has it one level higher
+        told = given.get("json_schema", given)  # in /v1/responses, `schema` is one level higher
         if isinstance(told, Mapping) and "schema" in told:
             return Grammar.json_schema(told["schema"])
     if kind == "regex" and isinstance(pattern := given.get("pattern"), str):

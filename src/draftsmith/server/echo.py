@@ -1,7 +1,8 @@
-"""Prompts that are returned (`echo`), with the log-probabilities of their tokens.
+"""Echoed prompts (`echo`), with the log-probabilities of their tokens.
 
-A prompt is scored as an answer to its first token: a processor forces every next token to be the
-prompt's, and a drafter drafts them. So scoring shares passes with other requests.
+The engine scores a prompt by generating it as the answer to its first token: a processor forces
+every token of the prompt, and a drafter drafts these tokens. So scoring shares passes with other
+requests.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from draftsmith.server.alternatives import Logprob, logprob_of
 from draftsmith.text.tokenizer import StreamDecoder
 
 WIDTH = 64
-"""Number of tokens that a pass scores."""
+"""Maximum number of prompt tokens that are drafted for one pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """A prompt as a completion returns it."""
+    """A prompt as it is returned in a completion."""
 
     text: str
     offsets: tuple[int, ...] = ()
     """Position of each token's text."""
     logprobs: list[Logprob] = field(default_factory=list)
-    """One for each token; that of the first token is None."""
+    """One for each token. The first one has no log-probability."""
 
 
 class Recital:
@@ -54,7 +55,7 @@ class Recital:
 
 @dataclass(frozen=True)
 class _Prompt(Drafter):
-    """Drafts the tokens of the prediction in order."""
+    """Drafter that proposes the tokens of the prediction in order."""
 
     name = "prompt"
 

@@ -11,14 +11,14 @@ from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import Body, MessagesRequest, ResponsesRequest, Sampling
 
 HEADER = "Warning"
-"""Header of RFC 7234; code 299 is a miscellaneous warning."""
+"""Header for warnings (RFC 7234). Code 299 is a miscellaneous warning."""
 
 _LONGEST = 2000
-"""Maximum bytes of the header's value; some servers and proxies refuse longer headers."""
+"""Maximum bytes of the header's value. Some servers and proxies refuse longer headers."""
 
 
 class Ignored:
-    """Collects warnings about the parts of one request that are ignored."""
+    """Warnings about the parts of one request that are ignored."""
 
     def __init__(self, body: Body, strict: bool) -> None:
         """Start with the unknown fields of the body; with `strict`, raise Refusal for the first."""
@@ -46,7 +46,7 @@ class Ignored:
         """Add a header with all warnings to a response, and return the response."""
         values, left = list[str](), _LONGEST
         for told in self._told:
-            # A header is ASCII; JSON's escapes make a quoted string of any text.
+            # A header is ASCII. JSON escapes turn any text into a quoted ASCII string.
             value = f"299 draftsmith {json.dumps(told)}"
             left -= len(value) + 2
             if left < 0:

@@ -14,7 +14,7 @@ VARIABLE = "DRAFTSMITH_API_KEYS"
 
 
 class Keys:
-    """The accepted API keys; without any, all requests are accepted."""
+    """The accepted API keys. If there are none, all requests are accepted."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._digests = [
@@ -23,7 +23,7 @@ class Keys:
 
     @classmethod
     def read(cls, file: Path | None, environment: Mapping[str, str]) -> Keys:
-        """Read keys from a file and the environment; raise LoadError if one of these has none."""
+        """Read keys from a file and the environment; raise LoadError if a given source has none."""
         said = environment.get(VARIABLE)
         found = [key for key in map(str.strip, (said or "").split(",")) if key]
         if said is not None and not found:
@@ -50,7 +50,7 @@ class Keys:
         """
         if not self._digests:
             return ""
-        # Headers are bytes, which servers show as Latin-1; those of a key are mostly UTF-8.
+        # Starlette decodes headers as Latin-1, but most clients send keys as UTF-8.
         given, known = _digest((key or "").encode("latin-1", "replace")), False
         for digest in self._digests:  # compare all, so that the time does not reveal the position
             known |= hmac.compare_digest(digest, given)

@@ -107,7 +107,7 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]:
-    """Return the chat messages of a turn: results of tools, then text and calls."""
+    """Return the chat messages of a turn: tool results first, then text and calls."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     results, texts, calls, thoughts = list[dict[str, Any]](), list[str](), list[Any](), ""
@@ -140,7 +140,7 @@ def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]
 
 
 class Reply(PartEvents):
-    """One message, as far as it was generated, and its events."""
+    """The message of a response, or the part generated so far, and its events."""
 
     def __init__(self, body: MessagesRequest, answer: Answer) -> None:
         super().__init__(answer.choices[0])
@@ -159,7 +159,7 @@ class Reply(PartEvents):
         return self._message() | self._end() | {"usage": self._usage()}
 
     async def events(self, call: Answering) -> AsyncIterator[Event]:
-        """Yield the events of a streamed response; a late error is an event, too."""
+        """Yield the events of a streamed response. An error after its start is an event, too."""
         usage = {"input_tokens": len(call.prompt), "output_tokens": 0}
         started = self._message() | {"stop_reason": None, "stop_sequence": None, "usage": usage}
         yield _event("message_start", message=started)
@@ -218,7 +218,7 @@ class Reply(PartEvents):
         return head | {"content": [*self._blocks]}
 
     def _end(self) -> dict[str, Any]:
-        """Return why the answer ended."""
+        """Return the fields `stop_reason` and `stop_sequence`."""
         choice, stops = self._choice, self._body.stop_sequences or []
         reason, stop = choice.finish_reason, choice.stop
         if reason == "stop" and stop is None and choice.result is not None and choice.result.tokens:

@@ -78,7 +78,7 @@ class Metrics:
             made.labels(self._model).set_function(read)
 
     def observe(self, chunk: Chunk) -> None:
-        """Count a chunk; the last chunk also counts its whole answer."""
+        """Record a chunk; the last chunk also records the result of its whole answer."""
         self.generated.inc(len(chunk.pieces))
         if chunk.result is None:
             return

@@ -21,7 +21,7 @@ from draftsmith.text.thoughts import Thoughts
 
 
 class Reader:
-    """Splits one answer into reasoning, text and tool calls while it is generated."""
+    """Incremental parser of one answer: reasoning, text and tool calls."""
 
     def __init__(
         self,
@@ -34,14 +34,14 @@ class Reader:
         forced: bool = False,
         own: Callable[[Source], Parser[None]] | None = None,
     ) -> None:
-        """Create a reader; without a family and thoughts, all is text.
+        """Create a reader; with the defaults, the whole answer is text.
 
         `family`: format of the tool calls, a key of `FORMATS`. `tools`: names of the tools, or a
         mapping from these to the JSON schemas of their parameters. `markers`: tags that are special
         tokens, which decoding removes from the text, by token id. `thoughts`: tags around the
         reasoning. `written`: the part of the answer that the prompt already contains. `forced`:
-        whether the answer is one call in JSON, after its reasoning. `own`: parser for an answer in
-        another format.
+        whether the answer is one call in JSON, after its reasoning. `own`: parser that replaces
+        those of this package.
         """
         known = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
         form = None if family is None else FORMATS[family]
@@ -68,19 +68,19 @@ class Reader:
         source = self._source
         for piece in pieces:
             source.thoughts += source.thinking
-            # The text of a special token's piece is only what was held back before it.
+            # A special token has no text of its own; its piece may have text held back before it.
             source.text += piece.text + self._markers.get(piece.token, "")
             self._go_on()
         return self._taken()
 
     def end(self) -> list[Part]:
-        """Return the remaining parts: the answer has ended."""
+        """End the answer; return the remaining parts."""
         self._source.ended = True
         self._go_on()
         return self._taken()
 
     def _taken(self) -> list[Part]:
-        """Remove and return the parts so far; if a call is forced, parse the text as a call."""
+        """Remove and return the parsed parts; if a call is forced, parse the text as a call."""
         parts, self._source.parts = self._source.parts, []
         if self._forced is not None:
             texts = [part for part in parts if isinstance(part, TextPart) and not part.thought]
@@ -125,8 +125,8 @@ def _answer(source: Source, form: Format | None, thoughts: Thoughts | None) -> P
 def _calls(source: Source, form: Format, begin: int, mark: str) -> Parser[bool]:
     """Parse the calls after a mark; return whether there were any.
 
-    If there is no valid call, the text from `begin` on stays text. If parsing fails after a part of
-    a call was sent, the rest is text.
+    If there is no valid call, the text from `begin` to the end of the mark is emitted as text. If
+    parsing fails after a part of a call was emitted, parsing continues after that part.
     """
     # Without a mark, the answer may be JSON for other reasons, unless a call is forced.
     source.streams, source.called, behind = bool(mark) or source.forced, begin, source.at
@@ -144,7 +144,7 @@ def _calls(source: Source, form: Format, begin: int, mark: str) -> Parser[bool]:
 
 
 def _thoughts(source: Source, tags: Thoughts) -> Parser[None]:
-    """Emit the reasoning at the begin of an answer; skip the white space around it."""
+    """Emit the reasoning at the beginning of an answer; skip the white space around it."""
     source.thinking = True
     yield from space(source)
     if (yield from taken(source, tags.begin)):

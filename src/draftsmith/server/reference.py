@@ -33,7 +33,7 @@ def page(described: Mapping[str, Any], model: str) -> str:
 
 
 def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[str]:
-    """Return a table of the fields of a request, or nothing if it has no body."""
+    """Return the lines of a table of request fields; empty if requests have no body."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if content is None:
         return []
@@ -49,7 +49,7 @@ def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[st
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """Return a field's type in a few words."""
+    """Return a short description of a field's type."""
     if "anyOf" in schema:
         kinds = dict.fromkeys(map(_kind, schema["anyOf"]))
         return " or ".join(kind for kind in kinds if kind != "null")

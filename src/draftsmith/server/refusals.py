@@ -1,4 +1,4 @@
-"""Errors as OpenAI's and Anthropic's clients expect them."""
+"""Errors in the formats of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Refusal(DraftsmithError):
 
     @property
     def body(self) -> dict[str, Any]:
-        """Body of the response."""
+        """Body of the response in OpenAI's form."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
         told = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
@@ -42,7 +42,7 @@ class Refusal(DraftsmithError):
 
     @classmethod
     def of(cls, error: BaseException) -> Refusal:
-        """Convert any error; the text of an unexpected one is not shown to clients."""
+        """Convert any error. Clients do not see the text of unexpected errors."""
         if isinstance(error, Refusal):
             return error
         if isinstance(error, OptionError | PromptError | LoadError | UnsupportedError):
@@ -60,7 +60,7 @@ class Refusal(DraftsmithError):
 
     @classmethod
     def of_validation(cls, errors: Sequence[Any]) -> Refusal:
-        """Convert the most helpful of pydantic's errors.
+        """Convert the most helpful one of pydantic's validation errors.
 
         If a field allows several types, errors about the value are preferred to type errors.
         """

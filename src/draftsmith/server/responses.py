@@ -165,7 +165,10 @@ def _call_id(item: Mapping[str, Any]) -> Any:
 
 
 def _is_call(item: Mapping[str, Any]) -> bool:
-    """Return whether an item is a call with its result, or one that a result item can name."""
+    """Return whether an item is a call of a function or custom tool, or of any other tool.
+
+    Calls of other tools need a `call_id`, or their result in `output`.
+    """
     kind = _kind(item)
     return kind in ("function_call", "custom_tool_call") or (
         kind.endswith("_call") and ("call_id" in item or "output" in item)
@@ -185,7 +188,7 @@ def _call_of(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result(item: Mapping[str, Any]) -> Any:
-    """Return the result of a call as content of a message, or None."""
+    """Return the result of a call as content of a message; None if the item has no result."""
     output = item.get("output")
     if output is None:
         output = item.get("error")
@@ -200,7 +203,7 @@ def _result(item: Mapping[str, Any]) -> Any:
 
 
 class Reply(PartEvents):
-    """One response, as far as it was generated, and its events."""
+    """One response, or the part generated so far, and its events."""
 
     def __init__(self, body: ResponsesRequest, answer: Answer) -> None:
         super().__init__(answer.choices[0])
@@ -219,7 +222,7 @@ class Reply(PartEvents):
         return self._body_of(self._status)
 
     async def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
-        """Yield the events of a streamed response; a late error is an event, too."""
+        """Yield the events of a streamed response. An error after its start is an event, too."""
         yield self._event("response.created", response=self._body_of("in_progress"))
         yield self._event("response.in_progress", response=self._body_of("in_progress"))
         try:
@@ -270,14 +273,14 @@ class Reply(PartEvents):
 
     def _add_arguments(self, text: str) -> list[Event]:
         item = self._items[-1]
-        if self._going == "custom_tool_call":  # its text is known when the JSON is complete
+        if self._going == "custom_tool_call":  # sent by `_end_call`, once the JSON is complete
             item["input"] += text
             return []
         item["arguments"] += text
         return [self._about("function_call_arguments.delta", delta=text)]
 
     def _end_call(self) -> list[Event]:
-        """Return the last events of a call, without the end of its item."""
+        """Return the events that end a call, except `response.output_item.done`."""
         item = self._items[-1]
         if item["type"] == "function_call":
             given, name = item["arguments"], item["name"]
@@ -372,7 +375,7 @@ def _part(kind: str) -> dict[str, Any]:
 
 
 def _free_text(arguments: str) -> str:
-    """Return the text for a custom tool; all arguments if they contain no such text."""
+    """Return the `input` text of a custom tool call; all arguments if there is no such text."""
     given = arguments_of(arguments)
     text = given.get("input") if isinstance(given, dict) else None
     return text if isinstance(text, str) else arguments

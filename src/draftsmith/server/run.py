@@ -19,11 +19,11 @@ from draftsmith.server.app import application
 from draftsmith.server.settings import Settings
 
 _LAST = 5
-"""Seconds for clients to read the end of their streams."""
+"""Seconds that clients have to read the end of their streams."""
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one line of JSON, with the `fields` that the caller added."""
+    """Formatter of log records: one line of JSON each, with the `fields` that the caller added."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -66,7 +66,7 @@ class Draining(uvicorn.Server):
         self._api.worker.leave(_LAST)  # a second signal skips the application's own shutdown
 
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
-        # uvicorn's own handler ends the process by the signal, before anything can be saved.
+        # uvicorn's own handler raises the signal again, which ends the process before it can save.
         self.force_exit, self.should_exit = self.should_exit, True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._drain)
@@ -79,7 +79,7 @@ class Draining(uvicorn.Server):
 
 
 def check_address(settings: Settings) -> None:
-    """Raise OptionError for an unusable address; called before a model is loaded."""
+    """Raise OptionError if the server cannot listen; called before a model is loaded."""
     host, port, why = settings.host, settings.port, "it has no address"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -98,7 +98,7 @@ def check_address(settings: Settings) -> None:
 
 
 def server(api: Api) -> Draining:
-    """Return a server; its `run()` listens."""
+    """Return a server; `run()` starts it."""
     settings = api.settings
     # Otherwise sse-starlette would end streams as soon as a signal arrives.
     AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]

@@ -42,7 +42,7 @@ class Body(BaseModel):
             json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise ValueError("the body has half of a surrogate pair in it") from None
-        # A null field counts as absent. A null `max_tokens` is kept: it replaces the default of 16.
+        # A null field counts as absent. A null `max_tokens` stays: it replaces the default of 16.
         return {
             name: value
             for name, value in data.items()

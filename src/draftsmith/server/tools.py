@@ -1,4 +1,4 @@
-"""Tools of a request: prompts that describe them, and grammars that force a call."""
+"""Tools of a request: prompts that describe them, and grammars that force a tool call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftsmith.text.grammar import Grammar
 from draftsmith.text.tokenizer import shows_role
 
 USUAL = "hermes"
-"""Format of the calls if the chat template has none."""
+"""Format of the tool calls if the chat template has none."""
 
 _PROMPT = """You may call functions to help with the request. These are the functions:
 <tools>
@@ -26,10 +26,11 @@ To call one, write its name and its arguments like this, and nothing behind it:
 def described(
     tokenizer: Any, messages: Sequence[dict[str, Any]], tools: Sequence[Any], family: str
 ) -> list[dict[str, Any]]:
-    """Return messages for a chat template without tools, which describe the tools as text.
+    """Return the messages with the tools described as text, for a chat template without tools.
 
-    The description is added to the system message, or to the first message if the template has no
-    system messages. Earlier calls and their results become text, unless the template has them.
+    The description is added to the system message (a new one if there is none), or to the first
+    message if the template has no system messages. Earlier calls and their results become text,
+    unless the template has calls.
     """
     known = "tool_calls" in str(getattr(tokenizer, "chat_template", None) or "")
     shown = [*messages] if known else _as_text(messages)
@@ -58,7 +59,7 @@ def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 json.dumps(one["function"], ensure_ascii=False) for one in message["tool_calls"]
             )
             text = "\n".join([text, *(f"<tool_call>\n{one}\n</tool_call>" for one in calls)])
-        if results and (result or message["role"] == "user"):  # templates want roles to alternate
+        if results and (result or message["role"] == "user"):  # templates need alternating roles
             shown[-1]["content"] += "\n" + text
         elif result or "tool_calls" in message:
             shown.append({"role": "user" if result else message["role"], "content": text.lstrip()})
@@ -103,7 +104,7 @@ def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Return a schema for use inside another one; its references begin at `place`."""
+    """Return a schema for use inside another one, with its references moved to `place`."""
     if isinstance(schema, list):
         return [_moved(part, place) for part in schema]
     if not isinstance(schema, dict):

@@ -1,10 +1,10 @@
-"""Worker and Call: requests over the engine's own thread, with limits on their number and time.
+"""Worker and Call: run requests in the engine's thread, and limit their number and time.
 
     event loop:        Call.start ─▶ EngineThread.submit        Call.chunks ◀─ Call.put
     engine's thread:                   └▶ passes ─▶ Call.hear ──────────────────┘
 
-Once a sequence has started, only the engine's thread uses it. All else of a `Call` belongs to the
-event loop.
+Once a sequence is submitted, only the engine's thread changes it. Everything else in a `Call` is
+used by the event loop only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The result of one step for one answer of a call."""
+    """The part of one answer that a step of the engine adds."""
 
     index: int
     pieces: tuple[Piece, ...]
@@ -43,7 +43,7 @@ class Chunk:
     drafts: tuple[tuple[Guess, ...], ...] = ()
     """Drafted nodes of each pass, if the request asks for them."""
     result: GenerationResult | None = None
-    """In the last chunk: the whole answer."""
+    """In the last chunk: the result for the whole answer."""
     error: Exception | None = None
     """Error that ended the answer."""
     queued: float = 0.0
@@ -55,13 +55,13 @@ class Chunk:
 
 
 class Call:
-    """The answers to one request; used in the event loop. It must be closed in any case."""
+    """The answers to one request, for use in the event loop. Always call `close` at the end."""
 
     def __init__(
         self, worker: Worker, answers: int, seconds: float, began: float, counted: bool
     ) -> None:
-        """`answers`: their number. `seconds`: maximum time. `began`: arrival of the request, by
-        `time.perf_counter`. `counted`: whether the metrics include it.
+        """`answers`: number of answers. `seconds`: time limit from now. `began`: arrival of the
+        request, by `time.perf_counter`. `counted`: whether the metrics include the call.
         """
         self._worker, self.answers = worker, answers
         self.began, self.counted = began, counted
@@ -90,7 +90,7 @@ class Call:
         self._worker.engine.thread.submit(sequences, self.hear)
 
     async def in_time(self, news: Awaitable[Any]) -> Any:
-        """Await `news`; raise Refusal when the request's time is over."""
+        """Await and return `news`; raise Refusal at the time limit of the request."""
         try:
             async with asyncio.timeout_at(self._deadline) as limit:
                 return await news
@@ -102,7 +102,7 @@ class Call:
             ) from None
 
     async def chunks(self) -> AsyncIterator[Chunk]:
-        """Yield all chunks of all answers; raise Refusal for errors, and when the time is over."""
+        """Yield all chunks of all answers; raise Refusal for errors and at the time limit."""
         while self._left:
             await self.in_time(self._any())
             chunk = self._waiting.popleft()
@@ -125,7 +125,7 @@ class Call:
             await self._news.wait()
 
     def put(self, chunk: Chunk | Refusal) -> None:
-        """Queue a chunk for the reader."""
+        """Record a chunk in the metrics and queue it for `chunks`; queue a refusal."""
         if isinstance(chunk, Chunk):
             self._worker.observe(self, chunk)
         if not self._closed:
@@ -133,7 +133,7 @@ class Call:
             self._news.set()
 
     def close(self) -> None:
-        """Cancel what still runs; rows are freed after the running pass at the latest."""
+        """Cancel unfinished answers. Their rows are freed after the running pass at the latest."""
         if not self._closed:
             self._closed = True
             self._worker.forget(self)
@@ -141,7 +141,7 @@ class Call:
                 self._worker.engine.thread.cancel([*self._jobs])
 
     def hear(self, sequence: TextSequence, ended: bool) -> None:
-        """Pass the result of a step to the event loop; called in the engine's thread."""
+        """Send new pieces to the event loop as a chunk; called in the engine's thread."""
         (index, seen), now = self._jobs[sequence], perf_counter()
         pieces = tuple(sequence.pieces)
         sequence.pieces.clear()
@@ -157,16 +157,16 @@ class Call:
             end = sequence.result(), sequence.error, queued, now - sequence.began, stop
             chunk = Chunk(index, pieces, logprobs, drafts, *end)
         if pieces or ended:
-            with suppress(RuntimeError):  # the loop is closed: there is no reader
+            with suppress(RuntimeError):  # the loop is closed, so no reader waits
                 self._loop.call_soon_threadsafe(self.put, chunk)
 
 
 class Worker:
-    """All calls of the server: limits their number, and ends them."""
+    """The open calls of the server, with a limit on the number of their answers."""
 
     def __init__(self, engine: Engine, capacity: int, observe: Callable[[Chunk], None]) -> None:
         """`capacity`: maximum number of answers that run or wait. `observe` is called with every
-        chunk."""
+        chunk of a counted call."""
         self.engine, self.capacity, self._observe = engine, capacity, observe
         self.draining = False
         """Whether new requests are refused."""
@@ -175,7 +175,7 @@ class Worker:
         """Kinds of notices that were logged."""
 
     def stop(self) -> None:
-        """End all answers, and keep the engine open."""
+        """End all answers and leave the engine open."""
         self.end_all()
         for call in [*self._calls]:
             call.close()
@@ -200,7 +200,7 @@ class Worker:
         return sum(call.running for call in list(self._calls))
 
     def check(self, answers: int) -> None:
-        """Raise Refusal if there is no room for this number of answers."""
+        """Raise Refusal if the server cannot accept this number of answers now."""
         if not self.alive:
             raise Refusal(503, "this server is shutting down", code="unavailable")
         if answers > self.capacity:
@@ -222,7 +222,7 @@ class Worker:
         began: float | None = None,
         counted: bool = True,
     ) -> Call:
-        """Reserve places for answers; raise Refusal if there are not enough.
+        """Open a call and reserve places for its answers; raise Refusal if there are not enough.
 
         `began`: arrival of the request; None: now.
         """

@@ -54,7 +54,7 @@ def channels(source: Source, mark: str) -> Parser[list[Call]]:
     if recipient is not None and recipient[1] in source.tools:
         try:
             yield from space(source)
-            source.streams = True  # the header names a function, with or without a mark
+            source.streams = True  # even without a mark: the header names a function
             sent = yield from streamed(source, recipient[1])
             calls = [] if sent else [called(recipient[1], (yield from written(source)))]
             if not (yield from closing(source, *CLOSING)):

@@ -31,14 +31,14 @@ from draftsmith.server.calls.source import (
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _PAIR = r"u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _ESCAPE = re.compile(rf'\\(?:["\\/bfnrt]|{_PAIR}|u(?![dD][89a-fA-F])[0-9a-fA-F]{{4}})')
-"""Escapes in a string. Half of a surrogate pair is none, because no text can contain it."""
+"""Escapes in a string. Half of a surrogate pair does not match: no valid text contains it."""
 _LETTERS = re.compile(r"[A-Za-z]+")
 _NUMERAL = re.compile(r"[-+.eE0-9]+")
 _HIGH = re.compile(r"\\u[dD][89abAB]")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
 
 Reader = Callable[[str, Mapping[str, str]], Parser[str]]
-"""(name, members before it) → the value of a member."""
+"""(name of a member, members before it) → parser of its value."""
 
 # --- JSON values, as text ------------------------------------------------------------------
 
@@ -88,9 +88,9 @@ def string(source: Source) -> Parser[str]:
 
 
 def members(source: Source, read: Reader | None = None) -> Parser[dict[str, str]]:
-    """Parse an object; return the text of each value by its decoded name.
+    """Parse an object; return a mapping from decoded names to the JSON text of their values.
 
-    `read` parses the values; by default, `value` does.
+    `read` parses the values; the default is `value`.
     """
     found: dict[str, str] = {}
     yield from must(source, "{")
@@ -120,8 +120,8 @@ def written(source: Source) -> Parser[str]:
 def streamed(source: Source, name: Any) -> Parser[bool]:
     """Parse the arguments of a call, and emit the call while they are generated.
 
-    Return False, and consume nothing, if the tool is unknown, the arguments are no object, or calls
-    must not be streamed here.
+    Return False, and consume nothing, if the tool is unknown, if the arguments are no object, or if
+    `source.streams` is false.
     """
     known = source.streams and isinstance(name, str) and name in source.tools
     if not known or (yield from peek(source)) != "{":
@@ -143,7 +143,7 @@ def streamed(source: Source, name: Any) -> Parser[bool]:
 def call(source: Source) -> Parser[list[Call]]:
     """Parse {"name": …, "arguments": …}; `parameters` may replace `arguments`.
 
-    Return the call, or an empty list if it was streamed.
+    Return a list with the call, or an empty list if the call was streamed.
     """
     sent = False
 
@@ -188,7 +188,7 @@ def calls(source: Source) -> Parser[list[Call]]:
 
 
 def closed(*tags: str) -> CallParser:
-    """Return a parser of calls with a closing tag, which the end of the answer may cut off."""
+    """Return a parser of calls with a closing tag; the end of the answer may cut off the tag."""
 
     def parse(source: Source, _mark: str) -> Parser[list[Call]]:
         found = yield from calls(source)
@@ -211,7 +211,7 @@ def open_ended(*tags: str) -> CallParser:
 
 
 def llama(source: Source, mark: str) -> Parser[list[Call]]:
-    """Parse calls of known tools: after a mark, or as the whole answer without a mark.
+    """Parse calls of known tools after a mark, or a whole answer that consists of such calls.
 
     Without a mark, an answer may be JSON for other reasons, so all tools must be known.
     """
@@ -231,7 +231,7 @@ def mistral(source: Source, _mark: str) -> Parser[list[Call]]:
         return (yield from calls(source))
     name = yield from run(source, NAME)
     tight = source.at == behind + len(name) and (yield from peek(source)) in ("[", "{")
-    if name not in source.tools and not (name and tight):  # else the text only mentions the mark
+    if name not in source.tools and not (name and tight):  # the text only mentions the mark
         raise NoCall
     yield from space(source)
     if (yield from taken(source, "[CALL_ID]")):

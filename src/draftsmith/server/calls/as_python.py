@@ -39,7 +39,7 @@ _DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 def pythonic(source: Source, mark: str) -> Parser[list[Call]]:
-    """Parse [name(key=value, …), …] with known tools; without a mark, it is the whole answer."""
+    """Parse [name(key=value, …), …] with known tools. Without a mark, nothing may follow it."""
     found = list[Call]()
     yield from space(source)
     yield from must(source, "[")
@@ -141,7 +141,7 @@ def string(source: Source) -> Parser[str]:
             source.at += 1
         elif not (yield from ready(source)):
             raise NoCall
-    # Models also write one character as two escapes, as JSON does.
+    # Models also write one character as two escapes (a surrogate pair), as in JSON.
     return found.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 

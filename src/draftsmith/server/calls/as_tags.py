@@ -29,7 +29,7 @@ class Tags:
     """The tags of a format; white space may precede each of them, except `value_end`.
 
     Values are not escaped, so a value may contain `value_end` followed by closing tags. A value
-    then ends at the last such place before the next call, or before the end of the answer.
+    then ends at the last such position before the next call, or before the end of the answer.
     """
 
     opening: str
@@ -44,9 +44,9 @@ class Tags:
     """Before a value; "" if the value follows `key_end` directly."""
     value_end: str
     closing: tuple[str, ...]
-    """After the last value. The end of the answer may cut off all but the first."""
+    """After the last value. Only the first of them is required."""
     lines: bool
-    """Whether a value has its own lines."""
+    """Whether values stand on separate lines; the line breaks around them are removed."""
 
     def parse(self, source: Source, mark: str) -> Parser[list[Call]]:
         """Parse one call; `mark` is `opening` or `name`."""
@@ -67,7 +67,7 @@ class Tags:
         return [called(name, json.dumps(values, ensure_ascii=False))]
 
     def _key(self, source: Source) -> Parser[str | None]:
-        """Consume and return the name of a parameter, up to its value; None if no `key` follows."""
+        """Consume the tags and the name before a value; return the name, or None without `key`."""
         if not (yield from taken(source, self.key)):
             return None
         name = yield from until(source, self.key_end)
@@ -92,7 +92,7 @@ class Tags:
         while True:
             place = source.text.find(self.value_end, search)
             if last >= 0 and (self._opens(source, behind, place) or (place < 0 and source.ended)):
-                break  # no later place can be the end
+                break  # no later position can be the end
             if place < 0:
                 if source.ended:
                     raise NoCall
@@ -136,10 +136,10 @@ def _properties(schema: Any) -> Mapping[str, Any]:
 
 
 def typed(text: str, key: str, schema: Any) -> Any:
-    """Return the value of a parameter; it is the text itself if the schema wants a string.
+    """Return the value of a parameter; it is the text itself if the schema requires a string.
 
-    If the schema allows several types, text that is valid JSON or a constant of Python becomes that
-    value.
+    Other text that is JSON or a Python constant becomes its value, unless that value is a string.
+    If the schema also allows strings, it must allow the type of the value, too.
     """
     kinds = _kinds(_properties(schema).get(key), schema)
     if kinds == {"string"} or ("string" in kinds and text != text.strip()):

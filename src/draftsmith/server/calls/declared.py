@@ -1,4 +1,4 @@
-"""Formats that a tokenizer declares: response templates of transformers."""
+"""Answer formats that a tokenizer declares: response templates of transformers."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 from draftsmith.server.calls.source import Call, Parser, Source
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Names of the reasoning in response templates."""
+"""Names of fields with reasoning in response templates."""
 
 
 def declares(tokenizer: Any) -> bool:
-    """Return whether the tokenizer has a response template to parse answers with."""
+    """Return whether the tokenizer declares a response template, which parses answers."""
     return getattr(tokenizer, "response_template", None) is not None
 
 
 def declared(source: Source, tokenizer: Any, prompt: str, tools: Sequence[Any]) -> Parser[None]:
-    """Parse a whole answer to a prompt; what transformers cannot parse is text."""
+    """Parse a whole answer with transformers; after a parse error, the rest is text."""
     parser = tokenizer.get_response_parser(prefix=prompt, tools=list(tools))
     field, body = "", ""
     for event in parser.initial_events:

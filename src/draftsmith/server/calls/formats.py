@@ -1,4 +1,4 @@
-"""The table of tool call formats: their marks, their parsers, and how to recognize a template."""
+"""The table of tool call formats: their marks, their parsers, and the templates that use them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Format:
     """One way in which models write tool calls."""
 
     marks: tuple[str, ...]
-    """Texts that precede a call."""
+    """Texts that announce a call; the parser starts after one of them."""
     parse: CallParser
     """Parser of the text after a mark."""
     taught: str
@@ -29,7 +29,7 @@ class Format:
     bare: str = ""
     """First characters of answers that may consist of calls without a mark."""
     inside: tuple[str, ...] = ()
-    """Further tags that a tokenizer may have as special tokens."""
+    """Tags within calls that a tokenizer may have as special tokens."""
     thinks: bool = False
     """Whether the parser also parses the reasoning before the answer."""
 
@@ -93,11 +93,11 @@ FORMATS = {
         '{"name": "NAME", "parameters": {"KEY": "VALUE"}}', bare="{[",
     ),
 }  # fmt: skip
-"""Format by name. A template has the first format that it matches."""
+"""Formats by name, in the order in which they are compared with a chat template."""
 
 
 def family_of(tokenizer: Any) -> str | None:
-    """Return the name of a chat template's format, or None."""
+    """Return the name of the first format that matches the chat template, or None."""
     template = str(getattr(tokenizer, "chat_template", None) or "")
     return next((name for name, row in FORMATS.items() if re.search(row.taught, template)), None)
 
@@ -109,7 +109,7 @@ def shows_tools(tokenizer: Any) -> bool:
 
 
 def markers_of(tokenizer: Any) -> dict[int, str]:
-    """Return the tags that are special tokens, by id; decoding removes them from the text."""
+    """Return the tags that are special tokens, by id. Decoding removes them from the text."""
     added = tokenizer.get_added_vocab()
     shown = {
         token for token, about in getattr(tokenizer, "added_tokens_decoder", {}).items()

@@ -1,8 +1,8 @@
-"""Source: the streamed text that the parsers read, and the primitives that they are made of.
+"""Source: the streamed text of an answer, and the primitives of its parsers.
 
-A parser is a generator. It yields when it needs more text, returns what it has parsed, and raises
-`NoCall` as soon as the text cannot be a call. A call is final once a part of it was sent; text that
-cannot belong to it is then ordinary text.
+A parser is a generator. It yields when it needs more text, returns its result, and raises `NoCall`
+as soon as the text cannot be a call. A call is final once a part of it is emitted. Later text that
+cannot belong to the call is ordinary text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NoCall(Exception):
 
 @dataclass(slots=True)
 class Call:
-    """A tool call; `arguments` is JSON text, or its begin if the call is still being streamed."""
+    """A tool call. `arguments` is JSON text; it is incomplete while the call is streamed."""
 
     name: str
     arguments: str = ""
@@ -55,7 +55,7 @@ Part = TextPart | Call | MoreArguments
 
 
 def add(parts: list[Part], part: Part) -> None:
-    """Append a copy of a part, or merge it into the last one if it continues that."""
+    """Append a copy of a part, or merge the part into the last one if it continues that one."""
     last = parts[-1] if parts else None
     match last, part:
         case TextPart(), TextPart() if last.thought == part.thought:
@@ -70,7 +70,7 @@ def add(parts: list[Part], part: Part) -> None:
 
 @dataclass(slots=True)
 class Source:
-    """The text of an answer so far, the position of its parser, and the parts parsed so far."""
+    """The text of an answer so far, the parser's position `at` in it, and the parts emitted."""
 
     tools: Mapping[str, Any]
     """Names of the tools → JSON schema of the parameters, or None."""
@@ -79,7 +79,7 @@ class Source:
     ended: bool = False
     """Whether the answer is complete."""
     parts: list[Part] = field(default_factory=list)
-    """Parts that the reader has not taken yet."""
+    """Emitted parts that the reader has not removed yet."""
     thinking: bool = False
     """Whether the next token counts as reasoning."""
     thoughts: int = 0
@@ -87,9 +87,9 @@ class Source:
     forced: bool = False
     """Whether the whole text is one call."""
     streams: bool = False
-    """Whether a call of a known tool may be sent before it is complete."""
+    """Whether a call of a known tool may be emitted before it is complete."""
     called: int = 0
-    """End of the text that was sent as part of the current call; its begin if none was."""
+    """Position up to which the current call is emitted; its start if nothing is emitted."""
 
     def tell(self, end: int, *, thought: bool = False) -> None:
         """Emit the text up to the position `end`, and move there."""
@@ -107,8 +107,8 @@ class Source:
 
 
 CallParser = Callable[[Source, str], Parser[list[Call]]]
-"""(source, mark) → calls that were not sent yet. The source is positioned after the mark, which is
-"" at the begin of an answer."""
+"""(source, mark) → calls that are not emitted yet. The source is positioned after the mark, which
+is "" if an answer begins with a call without a mark."""
 
 
 def ready(source: Source, count: int = 1) -> Parser[bool]:
@@ -121,7 +121,7 @@ def ready(source: Source, count: int = 1) -> Parser[bool]:
 
 
 def peek(source: Source) -> Parser[str]:
-    """Return the next character without consuming it, or "" at the end."""
+    """Return the next character without consuming it, or "" at the end of the answer."""
     there = yield from ready(source)
     return source.text[source.at] if there else ""
 
@@ -151,9 +151,9 @@ def must(source: Source, word: str) -> Parser[None]:
 
 
 def closing(source: Source, *tags: str) -> Parser[bool]:
-    """Consume white space and one of several tags; else consume nothing, return False.
+    """Consume white space and one of several tags; if none follows, consume nothing, return False.
 
-    The end of the answer may cut off a part of the tag.
+    The end of the answer may cut off the tag or a part of it.
     """
     begin = source.at
     yield from space(source)
@@ -171,7 +171,7 @@ def closing(source: Source, *tags: str) -> Parser[bool]:
 def until(source: Source, word: str) -> Parser[str]:
     """Consume text up to and including a word; return the text before it.
 
-    Raise NoCall if the word never comes.
+    Raise NoCall if the answer ends without the word.
     """
     begin = seen = source.at
     while (found := source.text.find(word, seen)) < 0:
