@@ -17,7 +17,7 @@ from draftsmith import Grammar
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.sequence import Piece
 from draftsmith.model.load import load
-from draftsmith.server.answers import Choice
+from draftsmith.server.answers import Answer, Choice
 from draftsmith.server.calls.formats import family_of, markers_of
 from draftsmith.server.calls.source import Call, Part, TextPart
 from draftsmith.server.reader import Reader
@@ -182,6 +182,18 @@ def test_an_answer_that_was_cut_off_behind_a_call_says_so() -> None:
     assert choice_of([call], "stop").finish_reason == "tool_calls"
     cut = choice_of([call, "<tool_call>{"], "length")
     assert (len(cut.calls), cut.finish_reason) == (1, "length")
+
+
+def test_a_prompt_without_an_ended_answer_is_not_counted() -> None:
+    """Two answers to each of two prompts; one answer to the second prompt has ended."""
+    stats = SimpleNamespace(reused_tokens=2)
+    result: Any = SimpleNamespace(prompt_tokens=[5] * 7, tokens=[6], stats=stats)
+    choices = [Choice(), Choice(), Choice(), Choice(result=result)]
+    usage = Answer("tiny", lambda _: b"", choices, prompts=2).usage()
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (7, 1)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+    choices[1].result = choices[2].result = result
+    assert Answer("tiny", lambda _: b"", choices, prompts=2).usage()["prompt_tokens"] == 14
 
 
 def test_of_calls_that_must_not_be_parallel_the_first_is_told(client: TestClient) -> None:

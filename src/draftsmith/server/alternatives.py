@@ -35,7 +35,7 @@ class Alternatives:
     @classmethod
     def watch(cls, sequence: TextSequence, top: int) -> Alternatives:
         """Add a recorder to a sequence that has not started; return the recorder."""
-        seen, sequence = cls(top), sequence
+        seen = cls(top)
         sequence.distribution = sequence.distribution.watched(seen)
         return seen
 

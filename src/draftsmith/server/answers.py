@@ -240,8 +240,10 @@ class Answer:
         """Return the token counts. A prompt with several answers counts once."""
         results = self.results
         each = max(1, len(self.choices) // self.prompts)
-        prompt = sum(len(result.prompt_tokens) for result in results[::each])
-        reused = sum(result.stats.reused_tokens for result in results[::each])
+        groups = [self.choices[i : i + each] for i in range(0, len(self.choices), each)]
+        ended = [[c.result for c in group if c.result is not None] for group in groups]
+        prompt = sum(len(group[0].prompt_tokens) for group in ended if group)
+        reused = sum(group[0].stats.reused_tokens for group in ended if group)
         new = sum(len(result.tokens) for result in results)
         usage: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": reused}}
         details: dict[str, int] = {}
