@@ -52,7 +52,7 @@ ANSWERS: list[tuple[Any, list[str | int], str, list[tuple[str, Any]]]] = [
         ("hermes", '<tool_call>{"name":"add\\ud83d","arguments":{}}</tool_call>'),
         ("hermes", '<tool_call>{"name":"add","arguments":"\\ud83d"}</tool_call>'),
         ("llama", '{"name": "add", "parameters": {"x": NaN}}'),
-        ("mistral", '[TOOL_CALLS]add{"x": 1e999}'),
+        ("mistral", '[TOOL_CALLS]sub{"x": 1e999}'),
     )),
     # Llama 3
     ("llama", ["no call {here}"], "no call {here}", []),
