@@ -100,12 +100,12 @@ def listening(api: Api, buffered: int | None = None) -> Iterator[str]:
         thread.join()
 
 
-def until(holds: Callable[[], bool], seconds: float = 120) -> None:
+def until(holds: Callable[[], bool], seconds: float = 120, every: float = 0.005) -> None:
     """Wait for something that must come; the time only ends what hangs."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it did not come"
-        time.sleep(0.005)
+        time.sleep(every)
 
 
 class Served:
