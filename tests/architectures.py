@@ -128,19 +128,18 @@ if version("transformers") < "5":  # attention of their own classes
 elif hasattr(modeling_deepseek_v3.DeepseekV3Attention, "expand_kv"):  # caches no keys
     CHAINS["deepseek_v3"] = TREES.pop("deepseek_v3")
 
+_DELTAS: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+
 RECURRENT: dict[str, dict[str, Any]] = {
     "lfm2": _COMMON | {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"]},
-    "qwen3_next": _HEADS
-    | _EXPERTS
-    | {
-        "layer_types": ["linear_attention", "full_attention"],
-        "shared_expert_intermediate_size": 32,
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        "linear_conv_kernel_dim": 4,
-    },
+    "qwen3_next": _HEADS | _EXPERTS | _DELTAS | {"shared_expert_intermediate_size": 32},
     "falcon_h1": _COMMON | _MAMBA | {"mamba_d_ssm": 64, "mamba_n_heads": 4},
     "mamba2": {
         "vocab_size": VOCAB,
@@ -169,8 +168,9 @@ MEASURED: dict[str, dict[str, Any]] = {
     | {"num_hidden_layers": 2, "layers_block_type": ["mamba", "attention"], "head_dim": 16}
     | {"mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1}
     | {"chunk_size": 8, "use_mamba_kernels": False},
+    "qwen3_5_text": _HEADS | _DELTAS,
 }
-"""Recurrent architectures that are inexact in some versions of transformers."""
+"""Recurrent architectures that some versions of transformers lack or compute inexactly."""
 
 ALL = TREES | CHAINS | RECURRENT
 

@@ -1,25 +1,29 @@
 """Our definition of trained heads beside that of `speculators` and of `economize`.
 
-External: needs these packages in the environment of the tests (`pip install --no-deps speculators
-economize`, and what they import). What drafters compute is held against the definition in
-`test_eagle3.py` and `test_mtp.py`; here the definition is held against other people's code.
+They are in an environment of their own (tests/environments.py). What drafters compute is held
+against the definition in `test_eagle3.py` and `test_mtp.py`; here the definition is held against
+other people's code.
 """
 
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.environments import run_tests
 from torch import Tensor
 
 from architectures import VOCAB, build, prompt
 from heads import FIELDS, Plainly, random_head, save, save_with_module
 
-pytestmark = pytest.mark.external
+pytestmark = [pytest.mark.external, pytest.mark.filterwarnings("ignore")]  # those of the others
+HERE = find_spec("speculators") is not None
+beside_them = pytest.mark.skipif(not HERE, reason="they run where speculators and economize are")
 LAYERS, STEPS = (1, 3, 4), 3
 SHAPES: list[dict[str, Any]] = [
     {},
@@ -30,6 +34,11 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.skipif(HERE, reason="the others run in this process")
+def test_all_that_is_below_where_the_others_are(tmp_path: Path) -> None:
+    run_tests("heads", __file__, tmp_path)
+
+
 def expected(plainly: Plainly, ids: list[int], g: Tensor, k: int) -> Tensor:
     """(n, K) probabilities at each place whose next 1 + k tokens are known, k of them as drafts."""
     places = range(len(ids) - 2 - k)
@@ -38,9 +47,9 @@ def expected(plainly: Plainly, ids: list[int], g: Tensor, k: int) -> Tensor:
     )
 
 
+@beside_them
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_speculators_defines_eagle3_likewise(shape: dict[str, Any]) -> None:
-    pytest.importorskip("speculators")
     from speculators.config import SpeculatorsConfig, VerifierConfig
     from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
     from speculators.proposals.greedy import GreedyTokenProposalConfig
@@ -87,10 +96,12 @@ def test_speculators_defines_eagle3_likewise(shape: dict[str, Any]) -> None:
             torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
 
 
+@beside_them
 @pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
 def test_economize_defines_eagle3_likewise(shape: dict[str, Any], tmp_path: Path) -> None:
     """The formats, the blocks that are read, and the steps; it knows fewer flags."""
-    economize = pytest.importorskip("economize")
+    import economize
+
     model = build("llama", hidden_size=32, num_hidden_layers=5)
     tensors = random_head(32, VOCAB, 40, **shape)
     tensors["embed_tokens.weight"] = model.get_input_embeddings().weight.detach().clone()
@@ -111,9 +122,11 @@ def test_economize_defines_eagle3_likewise(shape: dict[str, Any], tmp_path: Path
                 torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
 
 
+@beside_them
 @pytest.mark.parametrize("case", [("deepseek_v3", "deepseek"), ("qwen3_5_text", "qwen")], ids=str)
 def test_economize_defines_mtp_likewise(case: tuple[str, str], tmp_path: Path) -> None:
-    economize = pytest.importorskip("economize")
+    import economize
+
     module, ids = save_with_module(*case, tmp_path), prompt(12, seed=3)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"mtp_num_hidden_layers": 1}))
