@@ -43,7 +43,8 @@ PACKAGES = {
     "codex": ("@openai/codex@0.169.0",),
     "heads": (
         "economize==0.3.2",
-        "datasets>=5",  # it and the next three are what speculators imports beside the pins
+        "datasets>=5",  # it and the next four are what speculators imports beside the pins
+        "hs-connectors==0.9.0",
         "loguru==0.7.3",
         "openai==2.54.0",
         "pydantic-settings>=2.0",
