@@ -87,13 +87,14 @@ def write(
     values: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
     control: Mapping[int, str] | None = None,
+    kind_of_control: int = 3,
 ) -> dict[str, torch.Tensor]:
     """Write a GGUF file; returns what its parameters are after dequantization, by their name.
 
     `without`: parameters so named are left out. `parts`: how many it claims to be one of. `values`
     and `tensors` are added, the former with the architecture before their names unless that has a
-    prefix of its own; a value of None takes one away. `control`: tokens that are control tokens
-    with another text.
+    prefix of its own; a value of None takes one away. `control`: tokens with another text,
+    which are control tokens unless `kind_of_control` says otherwise.
     """
     tokenizer, config = tokenizer or tiny.tokenizer(), live.config
     architecture = architecture or architecture_of(config)
@@ -116,7 +117,7 @@ def write(
             add_value(writer, prefix + name, value)
     if parts is not None:
         writer.add_uint16(gguf.Keys.Split.LLM_KV_SPLIT_COUNT, parts)
-    _add_tokenizer(writer, tokenizer, control or {})
+    _add_tokenizer(writer, tokenizer, control or {}, kind_of_control)
     expected, names = {}, names_of(live)
     for seed, (parameter, value) in enumerate(live.state_dict().items()):
         if parameter == "lm_head.weight" and config.tie_word_embeddings:
@@ -159,10 +160,12 @@ def add_value(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
     adders[type(value)](name, value)
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Any, control: Mapping[int, str]) -> None:
+def _add_tokenizer(
+    writer: gguf.GGUFWriter, tokenizer: Any, control: Mapping[int, str], kind: int
+) -> None:
     tokens = [t for t, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
-    special = {*tokenizer.all_special_ids, *control}
-    types = [3 if i in special else 1 for i in range(len(tokens))]
+    special = dict.fromkeys(tokenizer.all_special_ids, 3) | dict.fromkeys(control, kind)
+    types = [special.get(i, 1) for i in range(len(tokens))]
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in merges]
     renamed = {tokens[i] for i in control}

@@ -121,6 +121,23 @@ READ: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "yarn with its defaults": (
+        "llama",
+        {"rope_scaling": YARN},
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 128,
+            "rope.scaling.attn_factor": 1.0,
+            "rope.scaling.yarn_attn_factor": 1.0,
+            "rope.scaling.yarn_ext_factor": -1.0,
+        },
+        {},
+    ),
+    "mixing of no yarn": ("llama", {}, {"rope.scaling.yarn_ext_factor": 0.0}, {}),
+    "as many key heads as heads, unsaid": (
+        "qwen2", {"num_key_value_heads": 4}, {"attention.head_count_kv": None}, {},
+    ),
     "yarn with betas": (
         "qwen3",
         {"rope_scaling": YARN | {"beta_fast": 16.0, "beta_slow": 2.0}, "head_dim": 32},
@@ -231,6 +248,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray], str]] = {
         {},
         "llama.rope.scaling.attn_factor",
     ),
+    "yarn without its mixing": (
+        "llama",
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
+         "rope.scaling.yarn_ext_factor": 0.0},
+        {},
+        "llama.rope.scaling.yarn_ext_factor = 0.0",
+    ),
+    "mixing without yarn": (
+        "llama", {"rope.scaling.yarn_ext_factor": 1.0}, {}, "yarn_ext_factor = 1.0",
+    ),
     "logarithm of yarn": (
         "llama",
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0,
@@ -278,6 +305,14 @@ def test_g1_what_has_no_place_is_refused_by_name(case: str, tmp_path: Path) -> N
     assert not [*(tmp_path / "cache" / "gguf").iterdir()]
 
 
+def test_g1_without_its_number_of_key_heads_a_llama_is_refused(tmp_path: Path) -> None:
+    """transformers would leave the projections in llama.cpp's order."""
+    values = {"attention.head_count_kv": None}
+    path = written(tmp_path, model(num_key_value_heads=4), values=values)
+    with pytest.raises(LoadError, match=r"lacks llama\.attention\.head_count_kv"):
+        load(path)
+
+
 NEUTRAL = {
     "logit_scale": 1.0,
     "residual_scale": 0.0,
@@ -310,7 +345,7 @@ def answer(path: Path) -> tuple[list[int], str]:
     return result.tokens, result.finish_reason
 
 
-@pytest.mark.parametrize("name", ["eot", "eom"])
+@pytest.mark.parametrize("name", ["eot", "eom", "fim_pad"])
 def test_g2_the_ids_beside_eos_end_an_answer(name: str, tmp_path: Path) -> None:
     live = model()
     whole, why = answer(written(tmp_path, live))
@@ -322,8 +357,10 @@ def test_g2_the_ids_beside_eos_end_an_answer(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|im_end|>", "<|return|>", "[EOT]"]
-)
+    "text",
+    ["<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|im_end|>", "<|return|>", "[EOT]", "<turn|>",
+     "<|calls|>", "<｜end▁of▁sentence｜>"],
+)  # fmt: skip
 def test_g2_control_tokens_that_end_a_turn_end_an_answer(text: str, tmp_path: Path) -> None:
     live = model()
     whole, _ = answer(written(tmp_path, live))
@@ -332,6 +369,12 @@ def test_g2_control_tokens_that_end_a_turn_end_an_answer(text: str, tmp_path: Pa
     cut, why = answer(path)
     assert (cut, why) == (whole[: whole.index(end) + 1], "stop")
     assert load(path).generation_config.eos_token_id == [2, end]
+
+
+@pytest.mark.parametrize("kind", [1, 4])  # normal, user-defined
+def test_g2_such_a_token_ends_an_answer_whatever_its_type(kind: int, tmp_path: Path) -> None:
+    path = written(tmp_path, model(), control={9: "<end_of_turn>"}, kind_of_control=kind)
+    assert load(path).generation_config.eos_token_id == [2, 9]
 
 
 def test_g2_a_token_that_is_only_called_so_does_not(tmp_path: Path) -> None:

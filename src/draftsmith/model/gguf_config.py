@@ -54,9 +54,15 @@ _WITHOUT_EFFECT = (
 _NEUTRAL = {
     "attention.causal": True, "embedding_scale": 1, "expert_gating_func": 1,
     "expert_weights_scale": 1, "logit_scale": 1, "residual_scale": 1,
-    "rope.scaling.yarn_ext_factor": 1,
+    "rope.scaling.yarn_attn_factor": 1,
 }  # fmt: skip
 """Values without effect. For all other names, only 0 has no effect."""
+
+_NEVER_ZERO = ("attention.causal", "rope.scaling.yarn_ext_factor")
+"""Values that have an effect if they are 0."""
+
+_PERMUTED = ("llama",)
+"""Architectures for which llama.cpp's converter reorders the rows of query and key projections."""
 
 _OWN = dict.fromkeys(
     ("qwen3_5_text", "qwen3_5_moe_text"),
@@ -97,6 +103,11 @@ def configured(config: Any, file: File) -> tuple[Any, dict[str, Any]]:
         if key.startswith(prefix)
         and key.removeprefix(prefix) not in _OWN.get(config.model_type, ())
     }
+    if file.architecture in _PERMUTED and "attention.head_count_kv" not in left:
+        raise LoadError(
+            f"{file.path.name} lacks {prefix}attention.head_count_kv, without which transformers "
+            "reads its tensors in a wrong order; use the model's safetensors"
+        )
     left.setdefault("attention.head_count_kv", left.get("attention.head_count", 0))
     for name, targets in _SETTINGS.items():
         target = next((target for target in targets if hasattr(config, target)), None)
@@ -122,7 +133,7 @@ def configured(config: Any, file: File) -> tuple[Any, dict[str, Any]]:
         if config.model_type not in _OWN:
             placed = _set_rotary(file, left, settings)
     for name, value in left.items():
-        neutral = not value and name != "attention.causal"
+        neutral = not value and name not in _NEVER_ZERO
         if not (neutral or name in _WITHOUT_EFFECT or value == _NEUTRAL.get(name)):
             raise _no_place(file, f"the value {prefix}{name} = {value!r}")
     older = {name: copy.deepcopy(settings[name]) for name in _ROTARY if name in settings}
@@ -234,8 +245,12 @@ def _scaling(
     if kind not in ("none", "linear", "yarn"):
         return None, set()  # the kind stays in `left` and is refused
     left.pop("rope.scaling.type", None)
-    if kind != "yarn" and left.get("rope.scaling.attn_factor") == 1:
+    if left.get("rope.scaling.attn_factor") == 1:
         del left["rope.scaling.attn_factor"]
+    # A negative one selects the default, which mixes frequencies in yarn only.
+    mixed = left.pop("rope.scaling.yarn_ext_factor", -1)
+    if mixed >= 0 and mixed != (kind == "yarn"):
+        left["rope.scaling.yarn_ext_factor"] = mixed
     if kind == "none":
         return None, set()
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}

@@ -21,11 +21,13 @@ _LONGEST_ARRAY = 1 << 23
 
 _END_OF_TURN = (
     "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>",
-    "<end_of_turn>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<|return|>",
-    "<|call|>",
+    "<end_of_turn>", "<turn|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~[", "<eos>",
+    "<end_of_utterance>", "<｜end▁of▁sentence｜>", "<|return|>", "<|call|>", "<|calls|>",
+    "<|flush|>",
 )  # fmt: skip
-"""Control tokens that end an answer in llama.cpp even if no metadata names them."""
-_CONTROL = 3
+"""Tokens that end an answer in llama.cpp even if no metadata names them, whatever their type."""
+_NAMED_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+"""Tokens in the metadata that end an answer."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,10 @@ class File:
     def end_ids(self) -> list[int]:
         """Ids that end an answer, the file's end-of-sequence id first."""
         tokens = self.values.get("tokenizer.ggml.tokens", [])
-        kinds = self.values.get("tokenizer.ggml.token_type", [])
-        named = [
-            self.values.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")
-        ]
+        named = [self.values.get(f"tokenizer.ggml.{name}_token_id") for name in _NAMED_ENDS]
         known = set(_END_OF_TURN) - ({"<|end|>"} if "<|return|>" in tokens else set())  # harmony
-        both = enumerate(zip(tokens, kinds, strict=False))
-        named += [i for i, (token, kind) in both if kind == _CONTROL and token in known]
-        return list(dict.fromkeys(i for i in named if i is not None and i < len(tokens)))
+        named += [i for i, token in enumerate(tokens) if token in known]
+        return list(dict.fromkeys(i for i in named if isinstance(i, int) and i < len(tokens)))
 
     def numbers(self, name: str) -> list[float] | None:
         """Values of a tensor; None if the file has no tensor of that name."""
