@@ -23,15 +23,18 @@ from draftsmith.server.schema import (
 )
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 ASK: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2},
     TEXT: {"prompt": "hello", "max_tokens": 2},
     RESPONSES: {"input": "hello", "max_output_tokens": 2},
+    MESSAGES: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2},
     "/tokenize": {"prompt": "hello"},
     "/detokenize": {"tokens": [5]},
 }
 SHOWING = (
-    "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}"
+    "{% for m in messages %}<s>{{ m.role }}: {% if m.reasoning_content %}"
+    "({{ m.reasoning_content }}) {% endif %}{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<{{ c.id }} {{ c.function.name }} "
     "{{ c.function.arguments | tojson }}>{% endfor %}{{ m.tool_call_id }}</s>{% endfor %}"
     "{% if tools %}<tool_call>{% endif %}"
@@ -147,10 +150,10 @@ def test_s3_a_picture_among_results_is_refused(client: TestClient) -> None:
 
 
 def test_s3_tools_and_fields_that_mean_nothing_are_named(client: TestClient) -> None:
-    tools = [{"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "custom"}]
+    tools = [{"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "mcp"}]
     body = ASK[RESPONSES] | {"tools": tools, "include": [], "truncation": "auto", "store": False}
     named = client.post(RESPONSES, json=body).headers["warning"]
-    for told in ("tools[0]", "web_search", "tools[2]", "custom", "'include'", "'truncation'"):
+    for told in ("tools[0]", "web_search", "tools[2]", "'mcp'", "'include'", "'truncation'"):
         assert told in named
     assert "store" not in named
     assert "tools[1]" not in named
@@ -164,6 +167,143 @@ def test_s3_what_a_chats_messages_hold_beside_is_named(client: TestClient) -> No
     named = client.post(CHAT, json=body).headers["warning"]
     assert "'function_call' of messages[0]" in named
     assert not {"audio", "annotations", "refusal"} & {*named.split("'")}
+
+
+THOUGHT = {"type": "reasoning", "summary": [],
+           "content": [{"type": "reasoning_text", "text": "hm"}]}  # fmt: skip
+SAID = {"type": "message", "role": "assistant", "content": "so"}
+CALLED = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "7"}
+
+
+@pytest.mark.parametrize(("items", "shown", "lost"), [
+    ([USER, THOUGHT, SAID], "<s>user: hello</s><s>assistant: (hm) so</s>", None),
+    ([USER, THOUGHT, THOUGHT, SAID], "<s>user: hello</s><s>assistant: (hmhm) so</s>", None),
+    ([USER, THOUGHT, CALLED], "<s>user: hello</s><s>assistant: (hm) <c1 f {}></s>", None),
+    ([SAID, THOUGHT, CALLED], "<s>assistant: so</s><s>assistant: (hm) <c1 f {}></s>", None),
+    ([THOUGHT, USER], "<s>user: hello</s>", 0),
+    ([USER, THOUGHT], "<s>user: hello</s>", 1),
+    ([USER, THOUGHT, USER, SAID], "<s>user: hello</s><s>user: hello</s><s>assistant: so</s>", 1),
+    ([CALLED, THOUGHT, RESULT, SAID],
+     "<s>assistant: <c1 f {}></s><s>tool: 7c1</s><s>assistant: so</s>", 1),
+])  # fmt: skip
+def test_s3_reasoning_belongs_to_what_the_assistant_said_next(
+    client: TestClient, items: list[Any], shown: str, lost: int | None
+) -> None:
+    prompt, named = prompt_of(client, items)
+    assert prompt == shown
+    assert (f"the reasoning in input[{lost}] was ignored" in named) == (lost is not None)
+    assert bool(named) == (lost is not None)
+
+
+@pytest.mark.parametrize(("item", "name", "near"), [
+    ({"role": "assistant", "contnet": "so"}, "contnet", "content"),
+    (CALLED | {"args": "{}"}, "args", None),
+    (CALLED | {"argumens": "{}"}, "argumens", "arguments"),
+    (RESULT | {"result": "8"}, "result", None),
+    (THOUGHT | {"text": "hm"}, "text", "content"),
+    ({"type": "custom_tool_call", "call_id": "c", "name": "p", "inptu": "x"}, "inptu", "input"),
+    ({"type": "mcp_call_output", "call_id": "c", "content": "x"}, "content", None),
+    ({"type": "mcp_call", "call_id": "c", "name": "p", "arguments": "{}", "argument": "{}"},
+     "argument", "arguments"),
+])  # fmt: skip
+def test_s3_a_field_of_an_item_that_is_not_read_is_named(
+    client: TestClient, item: dict[str, Any], name: str, near: str | None
+) -> None:
+    _, named = prompt_of(client, [USER, item, SAID])
+    assert f"'{name}' of input[1] was ignored" in named
+    assert near is None or near == "content" or f"did you mean '{near}'" in named
+    _, named = prompt_of(client, [USER, {n: v for n, v in item.items() if n != name}, SAID])
+    assert name not in named
+
+
+def test_s3_a_name_and_an_id_of_an_item_are_no_warning(client: TestClient) -> None:
+    item = SAID | {"id": "msg_1", "status": "completed", "name": "ann", "phase": "final_answer"}
+    assert prompt_of(client, [USER | {"name": "bob"}, item])[1] == ""
+
+
+@pytest.mark.parametrize(("path", "more", "named"), [
+    (RESPONSES, {"text": {"fromat": {"type": "json_object"}}}, "'fromat' of text"),
+    (RESPONSES, {"reasoning": {"efort": "low"}}, "'efort' of reasoning"),
+    (RESPONSES, {"tools": [{"type": "custom", "name": "p", "fromat": {"type": "text"}}]},
+     "'fromat' of tools[0]"),
+    (RESPONSES, {"tools": [{"type": "custom", "name": "p", "format": {"defintion": "x"}}]},
+     "'defintion' of tools[0].format"),
+    (MESSAGES, {"output_config": {"fromat": {"type": "json_object"}}}, "'fromat' of output_config"),
+    (MESSAGES, {"messages": [USER | {"contents": "x"}]}, "'contents' of messages[0]"),
+    (MESSAGES, {"messages": [USER | {"content": [{"type": "text", "text": "a", "txt": "b"}]}]},
+     "'txt' of messages[0].content[0]"),
+    (MESSAGES, {"tools": [{"name": "f", "input_schema": {}, "descripton": "x"}]},
+     "'descripton' of tools[0]"),
+    (MESSAGES, {"thinking": {"type": "disabled", "budgt": 5}}, "'budgt' of thinking"),
+    (CHAT, {"messages": [USER | {"content": [{"type": "text", "text": "a", "txt": "b"}]}]},
+     "'txt' of messages[0].content[0]"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}, "strct": True}]},
+     "'strct' of tools[0]"),
+])  # fmt: skip
+def test_s3_a_field_inside_a_field_that_is_not_read_is_named(
+    client: TestClient, path: str, more: dict[str, Any], named: str
+) -> None:
+    response = client.post(path, json=ASK[path] | more)
+    assert response.status_code == 200, response.text
+    assert f"the field {named} was ignored" in response.headers["warning"]
+
+
+TOOL = {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize(("path", "more", "told"), [
+    *((path, {"tools": tools, "tool_choice": choice}, "tool") for path, tools, choices in (
+        (RESPONSES, [TOOL], ("requird", {"type": "functon", "name": "f"}, {"type": ["function"]},
+                             {"type": "web_search"}, {"type": "function", "name": "g"})),
+        (RESPONSES, [], ("requird", "required", {"type": "function", "name": "f"})),
+        (RESPONSES, [{"type": "web_search"}], ("required", {"type": "web_search"})),
+        (MESSAGES, [{"name": "f", "input_schema": {}}],
+         ({"type": "anny"}, {"type": ["any"]}, {"type": "tool", "name": "g"}, {"type": "tool"},
+          {"type": "auto", "disable_parallel_tool_use": "yes"})),
+        (MESSAGES, [], ({"type": "any"}, {"type": "tool", "name": "f"}, {"type": "anny"})),
+    ) for choice in choices),
+    (MESSAGES, {"thinking": {"type": "enabeld"}}, "thinking"),
+    (RESPONSES, {"text": {"format": 5}}, "text"),
+    (RESPONSES, {"tools": [{"type": "custom", "name": "x", "format": 5}]}, "format"),
+    (RESPONSES, {"tools": [{"type": "custom", "name": "x", "format": {"definition": 5}}]},
+     "definition"),
+    (RESPONSES, {"tools": [{"type": "custom", "name": "x", "description": 5}]}, "description"),
+    (RESPONSES, {"tools": [{"type": "custom", "name": ["x"]}]}, "name"),
+    (RESPONSES, {"tools": [TOOL | {"description": 5}]}, "description"),
+    (RESPONSES, {"tools": [TOOL | {"parameters": 5}]}, "parameters"),
+    (RESPONSES, {"tools": [{"type": "function"}]}, "name"),
+    (RESPONSES, {"input": [{"type": "reasoning", "content": [5]}]}, "content"),
+    (RESPONSES, {"input": [{"type": "reasoning", "content": 5}]}, "content"),
+    (RESPONSES, {"input": [CALLED | {"arguments": {}}]}, "arguments"),
+    (RESPONSES, {"input": [RESULT | {"call_id": 5}]}, "call_id"),
+    (MESSAGES, {"tools": [{"name": "f", "input_schema": 5}]}, "input_schema"),
+    (MESSAGES, {"tools": [{"name": 5, "input_schema": {}}]}, "name"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]},
+     "parameters"),
+])  # fmt: skip
+def test_s3_what_cannot_be_read_is_refused(
+    client: TestClient, path: str, more: dict[str, Any], told: str
+) -> None:
+    response = client.post(path, json=ASK[path] | more)
+    assert response.status_code == 400, response.text
+    assert told in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("role", "block"), [
+    ("user", {"type": "tool_use", "id": "c", "name": "f", "input": {}}),
+    ("user", {"type": "thinking", "thinking": "hm", "signature": ""}),
+    ("assistant", {"type": "tool_result", "tool_use_id": "c", "content": "x"}),
+])  # fmt: skip
+def test_s3_a_block_in_the_wrong_role_is_refused(
+    client: TestClient, role: str, block: dict[str, Any]
+) -> None:
+    turn = {"role": role, "content": [{"type": "text", "text": "a"}, block]}
+    response = client.post(MESSAGES, json={"max_tokens": 1, "messages": [USER, turn, USER]})
+    assert response.status_code == 400
+    other = {"user": "assistant", "assistant": "user"}[role]
+    message = f"messages[1]: a {block['type']} block must be in a message of the {other}"
+    assert response.json()["error"]["message"] == message
 
 
 # --- more tokens than the server gives ------------------------------------------------------------
@@ -199,7 +339,7 @@ def test_an_answer_that_would_be_too_long_is_cut_and_the_cut_is_named(path: str,
 UNKNOWN = {"guided_json": {"type": "object"}, "skip_special_tokens": False, "num_ctx": 4096}
 
 
-@pytest.mark.parametrize("path", [path for path in ASK if path != RESPONSES])
+@pytest.mark.parametrize("path", [path for path in ASK if path not in (RESPONSES, MESSAGES)])
 def test_s5_unknown_fields_are_refused_or_by_choice_named(
     client: TestClient, tolerant: TestClient, path: str
 ) -> None:
@@ -247,7 +387,6 @@ def test_s5_names_of_any_length_and_alphabet_fit_a_header(tolerant: TestClient) 
 
 # --- the table of all fields ----------------------------------------------------------------------
 
-MESSAGES = "/v1/messages"
 COLUMNS = {CHAT: ChatRequest, TEXT: CompletionRequest, RESPONSES: ResponsesRequest,
            MESSAGES: MessagesRequest}  # fmt: skip
 
@@ -265,7 +404,6 @@ def fields() -> Iterator[tuple[str, str, str]]:
 
 
 def test_every_field_is_treated_as_the_page_says(client: TestClient) -> None:
-    ask = ASK | {MESSAGES: {"messages": [USER], "max_tokens": 2}}
     found = list(fields())
     assert len(found) > 100
     assert len({(path, name) for path, name, _ in found}) == len(found)
@@ -276,7 +414,7 @@ def test_every_field_is_treated_as_the_page_says(client: TestClient) -> None:
         if told == "read":
             continue
         value = True if name == "background" else "x"
-        response = client.post(path, json=ask[path] | {name: value})
+        response = client.post(path, json=ASK[path] | {name: value})
         assert response.status_code == (400 if told == "refused" else 200), (path, name)
         named = f"'{name}'" in response.headers.get("warning", "")
         assert named == (told == "named"), (path, name)

@@ -383,7 +383,8 @@ def test_s1_the_closing_tags_may_stand_in_a_value_without_quotes() -> None:
 
 def test_s1_pythons_escapes_mean_what_they_mean_in_python() -> None:
     for value in (r"'a\'b\"\\\n\x41é\U0001F98A\q\
-c'", "'''it's \"\"\" 'here' '''", '"""a"b""c\nd"""', "''", '""""""', "'\\0'", "(1, 2,)", "[-1.5,]",
+c'", "'''it's \"\"\" 'here' '''", '"""a"b""c\nd"""', "''", '""""""', "'\\0'", r"'\101\0123'",
+                  r"'\N{BULLET} \N{LATIN SMALL LETTER E WITH ACUTE}'", "(1, 2,)", "[-1.5,]",
                   "{'a': {'b': ()}}", "[None, True, 1_000.5]"):  # fmt: skip
         text = f"[add(a={value})]"
         expected = json.loads(json.dumps(eval(value.replace(r"\q", r"\\q"))))

@@ -15,7 +15,7 @@ from draftsmith.server.ignored import Ignored
 from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest
-from draftsmith.server.tools import USUAL, described, forced_call, name_of
+from draftsmith.server.tools import USUAL, described, forced_call
 from draftsmith.text.grammar import Grammar
 from draftsmith.text.thoughts import Thoughts
 from draftsmith.text.tokenizer import OPENING, continues, decode
@@ -57,10 +57,6 @@ class Chat:
                 f"{OPENING[1]}=true to let the model begin another one",
                 param="messages",
             )
-        for number, message in enumerate(body.messages):
-            for name, value in (message.model_extra or {}).items():
-                if value not in (None, [], {}):
-                    ignored.add(f"the field {name!r:.100} of messages[{number}] was ignored")
         chat = cls(messages, template, grammar_of(body.response_format))
         chat.goes_on = continues(messages, template)  # raises OptionError for contradictions
         chat._think(body, tokenizer)
@@ -113,7 +109,7 @@ class Chat:
         tools = [] if body.tool_choice == "none" else body.tools or []
         if not tools and body.tool_choice not in (None, "none", "auto"):
             raise Refusal(400, "tool_choice cannot be forced without tools", param="tool_choice")
-        given, taught = [tool.model_dump() for tool in tools], family_of(tokenizer)
+        given, taught = [tool.plain() for tool in tools], family_of(tokenizer)
         family = family or taught
         self.own = family is None and declares(tokenizer)
         if shows_tools(tokenizer) and (family or self.own or not given):
@@ -129,7 +125,7 @@ class Chat:
         if not tools:
             return
         self.family = None if self.own else family or USUAL
-        self.tools = {name_of(tool): tool.function.get("parameters") for tool in tools}
+        self.tools = {tool.name: tool.function.get("parameters") for tool in tools}
         forced = forced_call(tools, body)
         if forced is not None:
             self.grammar, self.forced = forced, True

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from fastapi import Response
 
 from draftsmith.server.refusals import Refusal
-from draftsmith.server.schema import Body, MessagesRequest, ResponsesRequest, Sampling
+from draftsmith.server.schema import (
+    WITHOUT_EFFECT,
+    Body,
+    MessagesRequest,
+    ResponsesRequest,
+    Sampling,
+    Section,
+)
 
 HEADER = "Warning"
 """Header for warnings (RFC 7234). Code 299 is a miscellaneous warning."""
@@ -16,22 +25,41 @@ HEADER = "Warning"
 _LONGEST = 2000
 """Maximum bytes of the header's value. Some servers and proxies refuse longer headers."""
 
+_MOST = 50
+"""Number of warnings after which fields are not named any more. Fewer fit into the header."""
+
 
 class Ignored:
     """Warnings about the parts of one request that are ignored."""
 
     def __init__(self, body: Body, strict: bool) -> None:
         """Start with the unknown fields of the body; with `strict`, raise Refusal for the first."""
-        known, unknown = sorted(type(body).model_fields), list(body.model_extra or ())
+        known, unknown = sorted(type(body).model_fields), [*(body.model_extra or ())]
         if unknown and strict:
-            near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.6)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise Refusal(400, f"unknown field {unknown[0][:100]!r}{hint}", param=unknown[0][:100])
+            name = unknown[0][:100]
+            raise Refusal(400, f"unknown field {name!r}{hint(name, known)}", param=name)
         self._told = [f"the field {name!r:.100} is unknown and was ignored" for name in unknown]
+        for where, part in _sections(body):
+            self.section(part, where)
 
     def add(self, told: str) -> None:
         """Add a warning."""
         self._told.append(told)
+
+    def section(self, part: Section, where: str) -> None:
+        """Add a warning for each unknown field of a part of the request, and of its parts."""
+        self.fields(part.model_extra or {}, type(part).model_fields, where)
+        for place, inner in _sections(part):
+            self.section(inner, f"{where}.{place}")
+
+    def fields(self, given: Mapping[str, Any], known: Collection[str], where: str) -> None:
+        """Add a warning for each field of a part of the request that is not known, unless empty."""
+        for name, value in given.items():
+            if name in known or name in WITHOUT_EFFECT or value in (None, [], {}):
+                continue
+            if len(self._told) < _MOST:
+                name = name[:100]
+                self.add(f"the field {name!r} of {where} was ignored{hint(name, known)}")
 
     def limit(self, body: Sampling | ResponsesRequest | MessagesRequest, most: int) -> None:
         """Lower the requested length of the answer to `most` tokens, with a warning."""
@@ -55,3 +83,20 @@ class Ignored:
         if values:
             response.headers[HEADER] = ", ".join(values)
         return response
+
+
+def hint(name: str, known: Collection[str]) -> str:
+    """Return a suggestion for a misspelt name, or ""."""
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _sections(body: Section) -> Iterator[tuple[str, Section]]:
+    """Yield the parts of a request that have fields of their own, with their places."""
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        if isinstance(value, Section):
+            yield name, value
+        for number, part in enumerate(value if isinstance(value, list) else ()):
+            if isinstance(part, Section):
+                yield f"{name}[{number}]", part

@@ -16,9 +16,14 @@ from draftsmith.server.chats import Chat
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.refusals import Refusal, renaming
 from draftsmith.server.schema import (
+    Block,
     ChatRequest,
+    Choice,
     CountRequest,
     MessagesRequest,
+    OutputSettings,
+    SchemaTool,
+    Thinking,
     Turn,
     arguments_of,
     text_of,
@@ -31,6 +36,9 @@ _FIELDS = {"stop": "stop_sequences", "response_format": "output_config"}
 """Fields of a chat → their names in this interface."""
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+_ROLES = {"tool_result": "user", "tool_use": "assistant", "thinking": "assistant"}
+"""Types of blocks that one role has only."""
 
 
 async def respond(
@@ -62,7 +70,8 @@ def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest
         messages.append({"role": "system", "content": text_of(body.system)})
     for number, turn in enumerate(body.messages):
         messages += _messages(turn, number, ignored)
-    output, choice = body.output_config or {}, body.tool_choice or {}
+    output, choice = body.output_config or OutputSettings(), body.tool_choice or Choice(type="auto")
+    named = {"type": "function", "function": {"name": choice.name}}
     asked: dict[str, Any] = {
         "model": body.model,
         "messages": messages,
@@ -71,39 +80,42 @@ def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_k": body.top_k,
-        "response_format": output.get("format"),
-        "reasoning_effort": output.get("effort"),
-        "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
+        "response_format": output.format,
+        "reasoning_effort": output.effort,
+        "tool_choice": named if choice.type == "tool" else _CHOICES[choice.type],
+        "parallel_tool_calls": not choice.disable_parallel_tool_use,
         "continue_final_message": True if body.messages[-1].role == "assistant" else None,
     }
-    if tools := [tool for tool in body.tools or () if "input_schema" in tool]:
-        asked["tools"] = [{"type": "function", "function": _function(tool)} for tool in tools]
-        kind = choice.get("type", "auto")
-        named = {"type": "function", "function": {"name": choice.get("name")}}
-        asked["tool_choice"] = named if kind == "tool" else _CHOICES.get(kind, kind)
+    functions = list[dict[str, Any]]()
     for number, tool in enumerate(body.tools or ()):
-        if "input_schema" not in tool:
+        if "input_schema" in tool:
+            functions.append(_function(tool, f"tools[{number}]", ignored))
+        else:
             ignored.add(f"tools[{number}] of the type {tool.get('type')!r:.100} was ignored")
-    return ChatRequest.of(asked | _thinking(body.thinking or {}, tokenizer, ignored))
+    if functions:
+        asked["tools"] = [{"type": "function", "function": function} for function in functions]
+    return ChatRequest.of(asked | _thinking(body.thinking, tokenizer, ignored))
 
 
-def _thinking(thinking: Mapping[str, Any], tokenizer: Any, ignored: Ignored) -> dict[str, Any]:
+def _thinking(thinking: Thinking | None, tokenizer: Any, ignored: Ignored) -> dict[str, Any]:
     """Return the fields of a chat that configure its reasoning."""
-    kind = thinking.get("type")
-    if kind == "disabled":
-        return {"reasoning_effort": "none"}
-    if kind != "enabled":
+    if thinking is None or thinking.type == "adaptive":
         return {}
+    if thinking.type == "disabled":
+        return {"reasoning_effort": "none"}
     if Thoughts.of(tokenizer) is None:
         ignored.add("thinking was ignored: the chat template has no thoughts")
         return {}
-    limit = thinking.get("budget_tokens")
-    return {"thinking_token_budget": limit, "chat_template_kwargs": {"enable_thinking": True}}
+    enabled = {"chat_template_kwargs": {"enable_thinking": True}}
+    return {"thinking_token_budget": thinking.budget_tokens, **enabled}
 
 
-def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    about = {"description": tool["description"]} if "description" in tool else {}
-    return {"name": tool.get("name"), **about, "parameters": tool["input_schema"]}
+def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[str, Any]:
+    """Return a tool as a function of a chat."""
+    tool = SchemaTool.of(given)
+    ignored.section(tool, where)
+    about = {} if tool.description is None else {"description": tool.description}
+    return {"name": tool.name, **about, "parameters": tool.input_schema}
 
 
 def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]:
@@ -112,22 +124,23 @@ def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]
         return [{"role": turn.role, "content": turn.content}]
     results, texts, calls, thoughts = list[dict[str, Any]](), list[str](), list[Any](), ""
     for block in turn.content:
-        kind = block.get("type")
+        kind = block.type
+        if _ROLES.get(kind, turn.role) != turn.role:
+            told = f"messages[{number}]: a {kind} block must be in a message of the {_ROLES[kind]}"
+            raise Refusal(400, told, param="messages")
         if kind == "tool_result":
-            found = {"role": "tool", "tool_call_id": block.get("tool_use_id")}
-            results.append(found | {"content": block.get("content") or ""})
-            if block.get("is_error"):
+            found = {"role": "tool", "tool_call_id": block.tool_use_id}
+            results.append(found | {"content": block.content or ""})
+            if block.is_error:
                 ignored.add(f"is_error of messages[{number}] was ignored: no chat template has it")
         elif kind == "tool_use":
-            arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
-            function = {"name": block.get("name"), "arguments": arguments}
-            calls.append({"id": block.get("id", ""), "type": "function", "function": function})
+            calls.append(_call_of(block))
         elif kind == "thinking":
-            thoughts += str(block.get("thinking", ""))
+            thoughts += block.thinking
         elif kind in ("text", "image", "document"):
-            if not isinstance(text := block.get("text"), str):
+            if block.text is None:
                 raise Refusal(400, f"this server reads text only, no {kind!r}", param="messages")
-            texts.append(text)
+            texts.append(block.text)
         else:
             ignored.add(f"a block of the type {kind!r:.100} of messages[{number}] was ignored")
     if not (results or texts or turn.role == "assistant"):
@@ -137,6 +150,12 @@ def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
     message |= {"tool_calls": calls} if calls else {}
     return [message | ({"reasoning_content": thoughts} if thoughts else {})]
+
+
+def _call_of(block: Block) -> dict[str, Any]:
+    arguments = json.dumps(block.input, ensure_ascii=False)
+    function = {"name": block.name, "arguments": arguments}
+    return {"id": block.id, "type": "function", "function": function}
 
 
 class Reply(PartEvents):

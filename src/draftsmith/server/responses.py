@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
 from fastapi import Request, Response
@@ -13,9 +12,19 @@ from fastapi import Request, Response
 from draftsmith.server.answers import Answer, Event, PartEvents, event
 from draftsmith.server.api import Api
 from draftsmith.server.calls.source import Call, TextPart
-from draftsmith.server.ignored import Ignored
+from draftsmith.server.ignored import Ignored, hint
 from draftsmith.server.refusals import Refusal, renaming
-from draftsmith.server.schema import ChatRequest, ResponsesRequest, arguments_of
+from draftsmith.server.schema import (
+    ChatRequest,
+    CustomTool,
+    Message,
+    ReasoningSettings,
+    ResponsesRequest,
+    Section,
+    TextSettings,
+    arguments_of,
+    text_of,
+)
 from draftsmith.server.worker import Chunk
 
 _FIELDS = {
@@ -33,56 +42,67 @@ async def respond(
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
             raise Refusal(400, f"this server keeps no responses, so no {name}", param=name)
-    for warning in unread(body):
-        ignored.add(warning)
     with renaming(_FIELDS):
-        call, answer = await api.begin_chat(chat_of(body), salt, request, ignored)
+        chat = chat_of(body, ignored)
+        call, answer = await api.begin_chat(chat, salt, request, ignored)
     reply = Reply(body, answer)
     if body.stream:
         return api.stream(call, answer, reply.events(call.chunks()))
     return await api.whole(call, answer, reply.whole, request)
 
 
-def chat_of(body: ResponsesRequest) -> ChatRequest:
+def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
     """Translate a request to a chat; raise Refusal if that is not possible."""
     asked: dict[str, Any] = {
         "model": body.model,
-        "messages": messages_of(body),
+        "messages": _messages(body, ignored),
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
         "cache_salt": body.cache_salt,
         "parallel_tool_calls": body.parallel_tool_calls,
-        "response_format": (body.text or {}).get("format"),
-        "reasoning_effort": (body.reasoning or {}).get("effort"),
+        "tool_choice": _choice(body.tool_choice),
+        "response_format": (body.text or TextSettings()).format,
+        "reasoning_effort": (body.reasoning or ReasoningSettings()).effort,
         "thinking_token_budget": body.thinking_token_budget,
         "add_generation_prompt": True,
     }
-    # Tools that only OpenAI's servers provide are left out; `unread` names them.
-    if functions := [made for tool in body.tools or () if (made := _function(tool)) is not None]:
+    functions = list[dict[str, Any]]()
+    for number, tool in enumerate(body.tools or ()):
+        kind = tool.get("type")
+        if kind == "function":
+            functions.append({name: value for name, value in tool.items() if name != "type"})
+        elif kind == "custom":
+            functions.append(_function(tool, f"tools[{number}]", ignored))
+        else:  # only OpenAI's servers have such tools
+            ignored.add(f"tools[{number}] of the type {kind!r:.100} was ignored")
+    if functions:
         asked["tools"] = [{"type": "function", "function": function} for function in functions]
-        choice = body.tool_choice
-        if isinstance(choice, dict):
-            if choice.get("type") == "allowed_tools":
-                raise Refusal(400, "tool_choice: send the tools that are allowed, and no others",
-                              param="tool_choice")  # fmt: skip
-            named = {"type": "function", "function": {"name": choice.get("name")}}
-            choice = named if choice.get("type") in ("function", "custom") else "auto"
-        asked["tool_choice"] = choice
     return ChatRequest.of(asked)
 
 
-def _function(tool: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a tool as a function of a chat; a custom tool has one parameter, `input`."""
-    if tool.get("type") == "function":
-        return {name: value for name, value in tool.items() if name != "type"}
-    if not _is_custom(tool):
-        return None
-    form = tool.get("format") or {}
-    about = [tool.get("description"), form.get("definition") and f"The input's grammar:\n"
-             f"{form['definition']}"]  # fmt: skip
+def _choice(choice: str | Mapping[str, Any] | None) -> Any:
+    """Return `tool_choice` as a chat has it; raise Refusal for what no chat has."""
+    if choice is None or isinstance(choice, str):
+        return choice
+    kind = choice.get("type")
+    if kind in ("function", "custom"):
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    told = f"no tool of the type {kind!r:.100} can be forced"
+    if kind == "allowed_tools":
+        told = "send the tools that are allowed, and no others"
+    raise Refusal(400, f"tool_choice: {told}", param="tool_choice")
+
+
+def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[str, Any]:
+    """Return a custom tool as a function of a chat, which has one parameter, `input`."""
+    tool = CustomTool.of(given)
+    ignored.section(tool, where)
+    about = [tool.description]
+    if tool.format is not None and tool.format.definition:
+        about.append(f"The input's grammar:\n{tool.format.definition}")
     return {
-        "name": tool["name"],
+        "name": tool.name,
         "description": "\n\n".join(filter(None, about)),
         "parameters": {
             "type": "object",
@@ -93,60 +113,72 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any] | None:
     }
 
 
-def _is_custom(tool: Mapping[str, Any]) -> bool:
-    return tool.get("type") == "custom" and "name" in tool
-
-
-def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """Return the conversation as messages of a chat, without the items that `unread` names."""
+def _messages(body: ResponsesRequest, ignored: Ignored) -> list[dict[str, Any]]:
+    """Return the conversation as messages of a chat, without the items that it cannot have."""
     messages: list[dict[str, Any]] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})
     if isinstance(body.input, str):
         return [*messages, {"role": "user", "content": body.input}]
-    thoughts = ""
-    for item in body.input:
-        kind = _kind(item)
-        thoughts += _thoughts(item)
+    thoughts, thinking = "", ""  # reasoning of the next message, and where it was
+    for number, item in enumerate(body.input):
+        kind, where = _kind(item), f"input[{number}]"
         if kind == "item_reference":
             raise Refusal(400, "this server keeps no items to refer to", param="input")
+        known, thought, is_call = _known(item), _thoughts(item), _is_call(item)
+        if known is None or (kind == "reasoning" and not thought):
+            near = hint(kind[:100], _ITEMS) if known is None else ""
+            ignored.add(f"{where} of the type {kind!r:.100} was ignored{near}")
+            continue
+        ignored.fields(item, known, where)
+        if thought:
+            thoughts, thinking = thoughts + thought, where
+            continue
+        if thoughts and not (is_call or item.get("role") == "assistant"):
+            ignored.add(f"the reasoning in {thinking} was ignored: {_ALONE}")
+            thoughts = ""
         if kind == "message":
-            messages.append({"role": item.get("role"), "content": item.get("content")})
-            if thoughts and item.get("role") == "assistant":
-                messages[-1]["reasoning_content"], thoughts = thoughts, ""
-        elif _is_call(item):
-            if not (messages and messages[-1]["role"] == "assistant" and not thoughts):
-                messages.append({"role": "assistant", "content": ""})
-            if thoughts:
-                messages[-1]["reasoning_content"], thoughts = thoughts, ""
+            messages.append({name: item[name] for name in _ITEMS[kind] if name in item})
+        elif is_call and (thoughts or not messages or messages[-1]["role"] != "assistant"):
+            messages.append({"role": "assistant", "content": ""})
+        if thoughts:
+            messages[-1]["reasoning_content"], thoughts = thoughts, ""
+        if is_call:
             messages[-1].setdefault("tool_calls", []).append(_call_of(item))
-        if kind.endswith("_call_output") or (_is_call(item) and _result(item) is not None):
+        if kind.endswith("_call_output") or (is_call and _result(item) is not None):
             result = _result(item)
             content = "" if result is None else result
             messages.append({"role": "tool", "content": content, "tool_call_id": _call_id(item)})
+    if thoughts:
+        ignored.add(f"the reasoning in {thinking} was ignored: {_ALONE}")
     return messages
 
 
-def unread(body: ResponsesRequest) -> list[str]:
-    """Return a warning for each item and tool that `messages_of` and `chat_of` leave out."""
-    warnings = list[str]()
-    for number, item in enumerate(body.input if isinstance(body.input, list) else ()):
-        kind = _kind(item)
-        known = kind in _ITEMS or kind.endswith("_call_output") or _is_call(item)
-        if not (known or _thoughts(item)):
-            near = difflib.get_close_matches(kind, _ITEMS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            warnings.append(f"input[{number}] of the type {kind!r:.100} was ignored{hint}")
-    for number, tool in enumerate(body.tools or ()):
-        if _function(tool) is None:
-            warnings.append(f"tools[{number}] of the type {tool.get('type')!r:.100} was ignored")
-    return warnings
+_ALONE = "no item of the assistant follows it"
+_RESULT = ("output", "error")
+_ITEMS = {
+    "message": ("role", "content", "name"),
+    "reasoning": ("content", "summary", "encrypted_content"),
+    "function_call": ("call_id", "name", "arguments", *_RESULT),
+    "custom_tool_call": ("call_id", "name", "input", *_RESULT),
+    "function_call_output": ("call_id", "name", *_RESULT),
+    "custom_tool_call_output": ("call_id", "name", *_RESULT),
+}
+"""Types of items → names of their fields."""
+_ABOUT = {"type", "id", "call_id", "status", "name", *_RESULT}
+"""Fields of a call of any other tool that are not arguments."""
 
 
-_ITEMS = ("message", "item_reference", "function_call", "function_call_output",
-          "custom_tool_call", "custom_tool_call_output")  # fmt: skip
-_ABOUT = {"type", "id", "call_id", "status", "name", "output", "error"}
-"""Fields of a call item that are not arguments."""
+def _known(item: Mapping[str, Any]) -> Collection[str] | None:
+    """Return the fields of an item that are read; None for an unknown type."""
+    kind = _kind(item)
+    if kind in _ITEMS:
+        return ("type", *_ITEMS[kind])
+    if kind.endswith("_call_output"):
+        return (*_ABOUT, "max_output_length")
+    if not _is_call(item):
+        return None
+    return (*_ABOUT, "arguments", "server_label") if "arguments" in item else item
 
 
 def _kind(item: Mapping[str, Any]) -> str:
@@ -155,9 +187,8 @@ def _kind(item: Mapping[str, Any]) -> str:
 
 def _thoughts(item: Mapping[str, Any]) -> str:
     """Return the text of a reasoning item, or ""."""
-    parts = item.get("content") if _kind(item) == "reasoning" else None
-    texts = [part.get("text") for part in parts] if isinstance(parts, list) else []
-    return "\n".join(text for text in texts if isinstance(text, str))
+    said = item.get("content") if _kind(item) == "reasoning" else None
+    return text_of(Message.of({"role": "assistant", "content": said}).content)
 
 
 def _call_id(item: Mapping[str, Any]) -> Any:
@@ -209,7 +240,7 @@ class Reply(PartEvents):
         super().__init__(answer.choices[0])
         self._body, self._answer = body, answer
         self._id = answer.id = f"resp_{secrets.token_hex(12)}"
-        self._custom = {tool["name"] for tool in body.tools or () if _is_custom(tool)}
+        self._custom = {tool["name"] for tool in body.tools or () if tool.get("type") == "custom"}
         self._items: list[dict[str, Any]] = []
         self._going: str | None = None
         """Type of the last item if it may continue, else None."""
@@ -353,16 +384,21 @@ class Reply(PartEvents):
             "output": [*self._items],
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": body.reasoning or {"effort": None, "summary": None},
+            "reasoning": _given(body.reasoning) or {"effort": None, "summary": None},
             "store": False,
             "temperature": body.temperature,
-            "text": body.text or {"format": {"type": "text"}},
+            "text": _given(body.text) or {"format": {"type": "text"}},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None if status in ("in_progress", "failed") else counts,
         }
+
+
+def _given(section: Section | None) -> dict[str, Any]:
+    """Return a part of a request as the client sent it."""
+    return {} if section is None else section.model_dump(exclude_unset=True)
 
 
 _TEXT = {"message": "output_text", "reasoning": "reasoning_text"}

@@ -1,15 +1,22 @@
 """Schemas of requests: fields of OpenAI, vLLM and Anthropic, and our own ones in `Sampling`.
 
-Unknown fields are kept in `model_extra`; `ignored.py` refuses them or adds warnings. Fields of
-OpenAI that have no meaning for one model on one machine are removed (`IGNORED`).
+Unknown fields are kept in `model_extra`; `ignored.py` refuses them or adds warnings. Fields that
+have no meaning for one model on one machine are removed (`IGNORED`, `WITHOUT_EFFECT`).
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from draftsmith.server.refusals import Refusal
 from draftsmith.text.tokenizer import OPENING
@@ -20,6 +27,12 @@ IGNORED = frozenset({
 })  # fmt: skip
 """Fields of OpenAI that clients send and that have no effect here."""
 
+WITHOUT_EFFECT = frozenset({
+    "annotations", "cache_control", "citations", "id", "index", "logprobs", "phase", "signature",
+    "status",
+})  # fmt: skip
+"""Fields of parts of a request that clients send and that have no effect here."""
+
 _SAME = {
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "seed", "stop", "stop_token_ids", "drafter", "budget",
@@ -27,10 +40,22 @@ _SAME = {
 """Fields that are options of the engine with the same name."""
 
 
-class Body(BaseModel):
-    """Base of all requests."""
+class Section(BaseModel):
+    """A part of a request; unknown fields are ignored, with a warning."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    @classmethod
+    def of(cls, given: Any) -> Self:
+        """Validate an object, which may be translated from another interface; raise Refusal."""
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            raise Refusal.of_validation(error.errors()) from None
+
+
+class Body(Section):
+    """Base of all requests; unknown fields are refused, or ignored with a warning."""
 
     @model_validator(mode="before")
     @classmethod
@@ -51,27 +76,21 @@ class Body(BaseModel):
         }
 
 
-class Tolerant(BaseModel):
-    """A part of a request; unknown fields are ignored."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-
-class Part(Tolerant):
-    """A part of a message."""
+class Part(Section):
+    """A part of a message's content."""
 
     type: str
     text: str | None = None
 
 
-class Function(Tolerant):
+class Function(Section):
     """The name of a function, and the arguments of a call."""
 
     name: str
     arguments: str = "{}"
 
 
-class ToolCall(Tolerant):
+class ToolCall(Section):
     """A tool call of an earlier turn."""
 
     id: str = ""
@@ -79,10 +98,8 @@ class ToolCall(Tolerant):
     function: Function
 
 
-class Message(Tolerant):
-    """One message of a chat; unknown fields are ignored, with a warning."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
+class Message(Section):
+    """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
@@ -140,29 +157,50 @@ def arguments_of(arguments: str) -> Any:
         return arguments
 
 
-class Tool(Tolerant):
+class Tool(Section):
     """A function that the model may call."""
 
     type: Literal["function"]
     function: dict[str, Any]
 
+    @field_validator("function")
+    @classmethod
+    def described(cls, function: dict[str, Any]) -> dict[str, Any]:
+        """Check the fields that are read here; the chat template gets all of them."""
+        if not isinstance(function.get("name"), str):
+            raise ValueError("a function needs a name")
+        if not isinstance(function.get("description"), str | None):
+            raise ValueError("the description of a function must be a text")
+        if not isinstance(function.get("parameters"), dict | None):
+            raise ValueError("the parameters of a function must be a JSON schema, an object")
+        return function
 
-class NamedFunction(Tolerant):
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return str(self.function["name"])
+
+    def plain(self) -> dict[str, Any]:
+        """Return the tool for chat templates."""
+        return {"type": "function", "function": self.function}
+
+
+class NamedFunction(Section):
     name: str
 
 
-class ToolChoice(Tolerant):
+class ToolChoice(Section):
     """The function that the model must call."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
-class StreamOptions(Tolerant):
+class StreamOptions(Section):
     include_usage: bool = False
 
 
-class Prediction(Tolerant):
+class Prediction(Section):
     """A text that the answer is expected to resemble."""
 
     type: Literal["content"]
@@ -239,14 +277,6 @@ class ChatRequest(Sampling):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
-    @classmethod
-    def of(cls, asked: dict[str, Any]) -> ChatRequest:
-        """Validate a chat that was translated from another interface; raise Refusal."""
-        try:
-            return cls.model_validate(asked)
-        except ValidationError as error:
-            raise Refusal.of_validation(error.errors()) from None
-
     @property
     def longest(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
@@ -264,6 +294,32 @@ class CompletionRequest(Sampling):
     prediction: Prediction | None = None
 
 
+class CustomFormat(Section):
+    type: str = "text"
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class CustomTool(Section):
+    """A tool of /v1/responses whose only argument is a text."""
+
+    type: Literal["custom"]
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
+class TextSettings(Section):
+    format: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+
+class ReasoningSettings(Section):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
 class ResponsesRequest(Body):
     """POST /v1/responses"""
 
@@ -275,11 +331,11 @@ class ResponsesRequest(Body):
     temperature: float | None = None
     top_p: float | None = None
     stream: bool = False
-    text: dict[str, Any] | None = None
+    text: TextSettings | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
-    reasoning: dict[str, Any] | None = None
+    reasoning: ReasoningSettings | None = None
     thinking_token_budget: int | None = None
     cache_salt: str | None = None
     previous_response_id: str | None = None
@@ -287,11 +343,55 @@ class ResponsesRequest(Body):
     background: bool | None = None
 
 
-class Turn(Tolerant):
+class Block(Section):
+    """A part of a message in Anthropic's format, of any type."""
+
+    type: str
+    text: str | None = None
+    thinking: str = ""
+    # calls
+    id: str = ""
+    name: str | None = None
+    input: dict[str, Any] = Field(default_factory=dict)
+    # their results
+    tool_use_id: str | None = None
+    content: Any = None
+    is_error: bool = False
+
+
+class Turn(Section):
     """One message in Anthropic's format."""
 
     role: Literal["user", "assistant"]
-    content: str | list[dict[str, Any]]
+    content: str | list[Block]
+
+
+class SchemaTool(Section):
+    """A function in Anthropic's format."""
+
+    type: str | None = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class Choice(Section):
+    """Anthropic's form of `tool_choice`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Section):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputSettings(Section):
+    format: dict[str, Any] | None = None
+    effort: str | None = None
 
 
 class CountRequest(Body):
@@ -306,9 +406,9 @@ class CountRequest(Body):
     top_p: float | None = None
     top_k: int | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    output_config: dict[str, Any] | None = None
+    tool_choice: Choice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputSettings | None = None
 
 
 class MessagesRequest(CountRequest):

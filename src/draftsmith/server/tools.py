@@ -69,27 +69,20 @@ def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return shown
 
 
-def name_of(tool: Tool) -> str:
-    """Return the name of a tool; raise Refusal if it has none."""
-    if not isinstance(name := tool.function.get("name"), str):
-        raise Refusal(400, "a function needs a name", param="tools")
-    return name
-
-
 def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
     """Return a grammar for one call as a JSON object, if `tool_choice` requires a call."""
     choice = body.tool_choice
     if choice in (None, "auto"):
         return None
     wanted = None if isinstance(choice, str) or choice is None else choice.function.name
-    able = [tool for tool in tools if wanted in (None, name_of(tool))]
+    able = [tool for tool in tools if wanted in (None, tool.name)]
     if not able:
         raise Refusal(400, f"there is no tool {wanted!r:.100}", param="tool_choice")
     calls = [
         {
             "type": "object",
             "properties": {
-                "name": {"const": name_of(tool)},
+                "name": {"const": tool.name},
                 "arguments": _moved(
                     tool.function.get("parameters") or {"type": "object"},
                     f"#/anyOf/{place}/properties/arguments",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from math import isfinite
 from typing import Any
 
@@ -32,10 +33,11 @@ CONSTANTS = {
 _WORD, _NUMERAL = re.compile(r"\w+"), re.compile(r"[-+.\w]+")
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
 _SHORT = {
-    "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0",
+    "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v",
     "\\": "\\", "'": "'", '"': '"', "\n": "",
 }  # fmt: skip
 _DIGITS = {"x": 2, "u": 4, "U": 8}
+_OCTAL, _NAME = re.compile("[0-7]{1,2}"), re.compile("[A-Za-z0-9 -]+")
 
 
 def pythonic(source: Source, mark: str) -> Parser[list[Call]]:
@@ -155,6 +157,18 @@ def _escaped(source: Source) -> Parser[str]:
     """Parse an escape sequence after its backslash; unknown sequences stay unchanged."""
     letter = yield from peek(source)
     source.at += len(letter)
+    if letter and letter in "01234567":
+        yield from ready(source, 2)
+        more = _OCTAL.match(source.text, source.at)
+        source.at += len(more[0]) if more else 0
+        return chr(int(letter + (more[0] if more else ""), 8))
+    if letter == "N" and (yield from taken(source, "{")):
+        name = yield from run(source, _NAME)
+        yield from must(source, "}")
+        try:
+            return unicodedata.lookup(name)
+        except KeyError:
+            raise NoCall from None
     count = _DIGITS.get(letter)
     if count is None:
         return _SHORT.get(letter, "\\" + letter)
