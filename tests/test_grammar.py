@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -332,6 +333,37 @@ def test_s4_control_characters_stay_where_no_key_can_be_misspelled() -> None:
     assert fits({"const": "\x1b"}, r'"\u001b"')
     with pytest.raises(OptionError, match="additionalProperties: false"):
         fits({"type": "object", "properties": {"a": {"const": "\x1b"}}, "required": ["a"]}, "")
+    for name in ("const", "enum", "pattern"):  # as names of properties
+        about = {"type": "integer", "description": "\x1b", "default": "\x1b"}
+        assert fits({"type": "object", "properties": {name: about}}, f'{{"{name}":1}}')
+
+
+ATOMS = ["a", ".", r"\x1b", "\x1b", r"\u001b", r"\x{1b}", r"[\x1b]", r"[^\x00-\x1f]", r"[^\]\x1b]",
+         r"[\x1b-a]", r"\\x1b", r"\[\x1b\]", r"\n", r"\x0a", r"\x7f", r"\v", "(?:)"]  # fmt: skip
+WORDS = ["", "a", "b", "aa", "ab", "ba", "\n", "a\n", "\na", r"\x1b", r"a\x1b", r"\x1ba", "[]"]
+
+
+@pytest.mark.parametrize("first", ATOMS)
+def test_s4_a_pattern_with_control_characters_is_followed_or_refused(first: str) -> None:
+    """Where they cannot be written, llguidance would read such a character as nothing."""
+    for second, whole in product(ATOMS, ("^{}{}$", "^({}|b){}$")):
+        pattern = whole.format(first, second)
+        meaning = re.sub(r"\\x\{1b\}", r"\\x1b", pattern)
+        for schema, key in (
+            ({"properties": {"k": {"type": "string", "pattern": pattern}}}, "k"),
+            ({"patternProperties": {pattern: {"type": "integer"}},
+              "additionalProperties": TEXTS}, None),
+        ):  # fmt: skip
+            try:
+                found = [
+                    fits({"type": "object"} | schema, json.dumps(one, separators=(",", ":")))
+                    for one in ({key: word} if key else {word: 1} for word in WORDS)
+                ]
+            except OptionError:
+                assert re.search("[\x1b\x7f\v]|1b|7f|v", pattern), pattern
+                continue
+            expected = [re.fullmatch(meaning[1:-1], word) is not None for word in WORDS]
+            assert found == expected, pattern
 
 
 # ------------------------------------------------------------------------------------ users
@@ -365,6 +397,21 @@ def test_a_grammar_that_cannot_be_followed_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(OptionError, match=said):
         engine.generate("hello", grammar=grammar)
+
+
+def test_true_allows_any_json_and_false_none(engine: Engine) -> None:
+    for schema in (True, "true"):
+        text = engine.generate("hello", grammar=Grammar.json_schema(schema), max_new_tokens=64).text
+        assert text[:1] in '{["-0123456789tfn'
+    with pytest.raises(OptionError, match="no text fits"):
+        Grammar.json_schema(False)
+
+
+@pytest.mark.parametrize("make", [Grammar.regex, Grammar.lark])
+def test_a_grammar_that_is_no_text_is_refused(make: Any) -> None:
+    for given in (5, None, b"a"):
+        with pytest.raises(OptionError, match="must be a text"):
+            make(given)
 
 
 @pytest.mark.parametrize("schema", ["{", "[1]", {"const": {1}}, 7, None])

@@ -26,6 +26,7 @@ from draftsmith.core.sampling import without
 from draftsmith.errors import DraftsmithError, OptionError, first_line
 from draftsmith.text.thoughts import ThinkingState
 from draftsmith.text.vocab import Vocabulary
+from draftsmith.values import shown
 
 KEPT = 64
 """Number of compiled grammars that a model keeps, the most recent ones."""
@@ -57,15 +58,18 @@ class Grammar:
         """Create a grammar for JSON that fits a schema, without white space, with keys in its
         order.
 
-        Raises OptionError for a schema that is not a JSON object, `true` or `false`.
+        `true` allows any JSON. Raises OptionError for what is no schema, and for `false`, which no
+        text fits.
         """
         try:
             parsed = json.loads(schema) if isinstance(schema, str) else schema
-            text = json.dumps(parsed)
+            text = json.dumps({} if parsed is True else parsed)
         except (TypeError, ValueError, RecursionError) as error:
             raise OptionError(f"a JSON schema must be valid JSON: {first_line(error)}") from error
         if not isinstance(parsed, Mapping | bool):
             raise OptionError(f"a JSON schema must be an object or a bool, got {text[:60]}")
+        if parsed is False:
+            raise OptionError("no text fits the JSON schema `false`")
         return cls("JSON schema", text)
 
     @classmethod
@@ -77,15 +81,18 @@ class Grammar:
     def regex(cls, pattern: str) -> Grammar:
         """Create a grammar for texts that a regular expression matches as a whole.
 
-        The syntax is that of Rust's regex crate: no look-around, no back-references.
+        The syntax is that of Rust's regex crate: no look-around, no back-references. Raises
+        OptionError if it is no text.
         """
-        return cls("regular expression", pattern)
+        return cls("regular expression", _text(pattern, "a regular expression"))
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
-        """Create a grammar for a context-free language in Lark's syntax; `start` is the whole
-        text."""
-        return cls("Lark grammar", text)
+        """Create a grammar for a context-free language in Lark's syntax; `start` is the whole text.
+
+        Raises OptionError if it is no text.
+        """
+        return cls("Lark grammar", _text(text, "a Lark grammar"))
 
 
 class Grammars:
@@ -135,8 +142,8 @@ class Grammars:
             schema = json.loads(grammar.text)
             if admits_more_keys(schema):
                 if needs_long_escapes(schema):
-                    raise _refusal(grammar, "control characters in a const or an enum need objects "
-                                   "with additionalProperties: false")  # fmt: skip
+                    raise _refusal(grammar, "control characters in a const, an enum or a pattern "
+                                   "need objects with additionalProperties: false")  # fmt: skip
                 options["json_allowed_escapes"] = SHORT_ESCAPES
         try:
             if grammar.kind == "JSON schema":
@@ -283,14 +290,25 @@ def levels(schema: str) -> int:
     return deep * (1 + len(set(re.findall(r'"\$\w*[rR]ef": "(.*?)"', schema))))
 
 
-def parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield all objects in a schema."""
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords of mappings from names to schemas."""
+_VALUES = ("const", "enum", "default", "examples")
+"""Keywords of values that are no schemas."""
+
+
+def schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yield a schema and all schemas in it; arguments of unknown keywords count as schemas."""
     waiting = [schema]
     while waiting:
         one = waiting.pop()
-        if isinstance(one, dict):
+        if isinstance(one, list):
+            waiting += one
+        elif isinstance(one, dict):
             yield one
-        waiting += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+            for name, part in one.items():
+                if name not in _VALUES:
+                    named = name in _MAPS and isinstance(part, dict)
+                    waiting += part.values() if named else [part]
 
 
 def admits_more_keys(schema: Any) -> bool:
@@ -300,17 +318,34 @@ def admits_more_keys(schema: Any) -> bool:
         + bool(one.get("patternProperties"))
         + (one.get("additionalProperties") is not False)
         > 1
-        for one in parts(schema)
+        for one in schemas(schema)
     )
 
 
 def needs_long_escapes(schema: Any) -> bool:
-    """Return whether a constant needs escapes other than `SHORT_ESCAPES`."""
-    constants = [one.get(name) for one in parts(schema) for name in ("const", "enum")]
-    return _LONG.search(json.dumps(constants)) is not None
+    """Return whether a constant, or one character of a pattern, needs other escapes.
+
+    These are other ones than `SHORT_ESCAPES`. Classes of several characters in a pattern need none,
+    because the model can choose another one.
+    """
+    all_of = list(schemas(schema))
+    constants = [one.get(name) for one in all_of for name in ("const", "enum")]
+    if _LONG.search(json.dumps(constants)):
+        return True
+    found = [one.get("pattern") for one in all_of]
+    found += [key for one in all_of for key in one.get("patternProperties") or ()]
+    patterns = (_CLASSES.sub("", text) for text in found if isinstance(text, str))
+    return any(_CONTROL.search(text) for text in patterns)
 
 
 _LONG = re.compile(r"(?<!\\)(\\\\)*\\u00([01]|7f)|\x7f")
+"""A control character in JSON text."""
+_CLASSES = re.compile(r"\\[\\\[\]]|\[(?=\^|(\\.|[^\]\\])*-)(\\.|[^\]\\])*\]", re.DOTALL)
+"""Escaped brackets and backslashes, and classes that are negated or have a range, in a pattern."""
+_CONTROL = re.compile(
+    r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\(a|v|c|x\{|u\{|(x|u00)(0[0-7bef]|1[0-9a-f]|7f))", re.IGNORECASE
+)
+"""A control character in a pattern that has no short escape in JSON."""
 
 
 def deeply(call: Callable[..., Compiled], *given: Any) -> Compiled:
@@ -347,6 +382,13 @@ class _Spelt:
 
     def __call__(self, text: bytes) -> list[int]:
         return self.encode(text)
+
+
+def _text(given: object, what: str) -> str:
+    """Return a text; raise OptionError for anything else."""
+    if not isinstance(given, str):
+        raise OptionError(f"{what} must be a text, got {shown(given)}")
+    return given
 
 
 def _library() -> Any:
