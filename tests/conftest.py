@@ -40,8 +40,15 @@ settings.load_profile("anywhere")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the default tier one architecture of each kind; the others are slow."""
+    """Leave the default tier one architecture of each kind, and group tests of other programs.
+
+    With `--dist loadgroup`, tests that use the same fixture of vLLM, or else are in the same file,
+    run in one process, which starts the program once.
+    """
     for item in items:
+        if item.get_closest_marker("external"):
+            shared = {"on_small", "on_smollm2"}.intersection(getattr(item, "fixturenames", ()))
+            item.add_marker(pytest.mark.xdist_group(min(shared, default=item.path.name)))
         if item.path.parent.name == "text":  # there, these are names of tokenizers
             continue
         values = getattr(item, "callspec", None) and item.callspec.params.values()

@@ -37,6 +37,7 @@ from draftsmith.server.settings import Settings
 
 MODEL = load(tiny.model(), tiny.tokenizer())
 IDS = [5, 6, 7]
+CHAT = [{"role": "user", "content": "hello"}]
 ENGINE = Engine(MODEL, drafter="prompt_lookup", budget=4)
 
 
@@ -337,6 +338,18 @@ def test_both_ways_to_make_an_engine_know_the_same_options() -> None:
         (lambda: Engine(MODEL, answers=5), "answers must be 0 or >= 1,000,000 .*got 5"),
         (lambda: Engine(MODEL, cost=0.02), "cost must be a CostCurve, got 0.02"),
         (lambda: Engine(MODEL, answers_file=5, answers=10**6), "answers_file must be a path"),
+        (lambda: Engine(MODEL, answers_file="x\0y", answers=10**6), "answers_file must be a path"),
+        *(((lambda given=given: ENGINE.generate(CHAT, chat_template_kwargs=given)),
+           f"chat_template_kwargs must not set {next(iter(given))!r}")
+          for given in ({"messages": []}, {"conversation": []}, {"tokenize": True}, {"self": 1},
+                        {"return_dict": True}, {"tokenizer_kwargs": {}}, {5: 1})),
+        *(((lambda drafter=drafter: ENGINE.generate(IDS, drafter=drafter)), said)
+          for drafter, said in (
+              ("sdsat", r"sdsat needs .*=…; write sdsat\("),
+              ("draft_model", r"draft_model needs model=…; write draft_model\(model=…\)"),
+              ("eagle3", r"eagle3 needs model=…; write eagle3\(model=…\)"),
+              ("cascade", r"cascade needs drafters=…; write it like copyspec\+auto"),
+              ("auto(head=eagle3())", r"eagle3 needs model=…"))),
         (lambda: Engine(MODEL, tiny.tokenizer()), r"options of load\(\), which has returned"),
         (lambda: Engine(MODEL, dtype="float32"), r"options of load\(\), which has returned"),
         (lambda: Engine(tiny.model(), dtype="float32"), "live model"),
@@ -358,6 +371,27 @@ def test_both_ways_to_make_an_engine_know_the_same_options() -> None:
 def test_e9_values_that_cannot_work_are_named(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         make()
+
+
+@pytest.mark.parametrize(("process", "said"), [
+    (lambda *_: None, r"a tensor of scores \(1, \d+\), got None"),
+    (lambda _, scores: scores.numpy(), r"got array\("),
+    (lambda *_: 5, "got 5"),
+    (lambda _, scores: scores[:, :5], r"got \(1, 5\) of torch.float32"),
+    (lambda _, scores: torch.cat([scores, scores], 1), "got "),
+    (lambda _, scores: scores[0], "got "),
+    (lambda _, scores: scores.repeat(2, 1), "got "),
+    (lambda _, scores: scores > 0, "of torch.bool"),
+    (lambda _, scores: scores * float("nan"), "without NaN"),
+])  # fmt: skip
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup"])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_e9_what_a_processor_returns_is_checked(
+    process: Any, said: str, drafter: str, temperature: float
+) -> None:
+    options: Any = {"drafter": drafter, "temperature": temperature, "max_new_tokens": 4}
+    with pytest.raises(OptionError, match=said):
+        ENGINE.generate(IDS, processors=process, **options)
 
 
 @pytest.mark.parametrize("wrong", [5, None, ["edit-1m"], type(tiny.model()), tiny.tokenizer()])

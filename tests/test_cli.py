@@ -682,6 +682,7 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows sends Ctrl-C differently")
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_text(endless: list[str]) -> None:
     process = start(*endless)
     assert process.stdout is not None

@@ -46,6 +46,7 @@ def doubling(tmp_path: Path) -> Path:
     return source
 
 
+@pytest.mark.slow
 def test_a_change_in_another_file_is_noticed(doubling: Path) -> None:
     assert [run(doubling), run(doubling)] == ["42 0\n", "42 1\n"]
     other = doubling.with_name("factors.py")

@@ -88,6 +88,7 @@ assert len(kept.runner._store._rows) == len(kept)
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_time_leaves_partial_results_and_harms_no_other_call() -> None:
     code = INTERRUPTED.format(tests=str(Path(__file__).parent))
     subprocess.run([sys.executable, "-c", code], check=True, timeout=1800)

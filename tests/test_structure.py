@@ -122,6 +122,7 @@ def test_importing_touches_no_global_state() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_the_library_loads_neither_the_laboratory_nor_its_extras() -> None:
     code = (
         "import sys\n"

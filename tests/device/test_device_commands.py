@@ -88,10 +88,17 @@ def test_d4_training(files: dict[str, Path], device: str, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_the_benchmark_of_a_device_runs(there: str, tmp_path: Path) -> None:
-    words = ["--quick", "--threads", "1", "-o", str(tmp_path)]
+    words = ["--quick", "--threads", "1", "--widths", "1", "4", "-o", str(tmp_path)]
     assert not shared.run(gpu.parser(), gpu.measure, words)
     found = (tmp_path / "gpu.md").read_text(encoding="utf-8")
-    assert f"| device | {there.split(':')[0]} (Pretended accelerator 0) |" in found
-    assert "| toy, float32, packed | 8 of 8 | 8 of 8 | none |" in found
-    assert "| toy, float32, static | 12 of 12 | 12 of 12 | none |" in found
-    assert "## toy: 2 of 2 answers" in found
+    for line in (
+        f"| device | {there.split(':')[0]} (Pretended accelerator 0) |",
+        "| toy, float32, packed | 8 of 8 | 8 of 8 | none |",
+        "| toy, float32, static | 12 of 12 | 12 of 12 | none |",
+        "## toy, bfloat16: passes after 256 tokens", "| packed | 4 |", "| static | 4 |",
+        "## toy: 2 of 2 answers", "| `auto` |", "| `auto static` |", "| `hf:static` |",
+    ):  # fmt: skip
+        assert line in found
+    before = (tmp_path / "gpu.jsonl").read_bytes()
+    assert not shared.run(gpu.parser(), gpu.measure, words)  # nothing is left to do
+    assert (tmp_path / "gpu.jsonl").read_bytes() == before

@@ -377,6 +377,23 @@ def test_g2_such_a_token_ends_an_answer_whatever_its_type(kind: int, tmp_path: P
     assert load(path).generation_config.eos_token_id == [2, 9]
 
 
+@pytest.mark.parametrize("wrong", ["x", 1.5, [2]])
+def test_g2_an_end_that_is_no_token_id_is_named(wrong: Any, tmp_path: Path) -> None:
+    path = written(tmp_path, model(), values={"tokenizer.ggml.eot_token_id": wrong})
+    with pytest.raises(LoadError, match=r"eot_token_id must be a token id, got"):
+        load(path)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])
+def test_g1_rotary_factors_that_are_no_positive_numbers_are_named(
+    wrong: float, tmp_path: Path
+) -> None:
+    factors = np.array([1, 1, 1, 1, 1, 1, 1, wrong], np.float32)
+    path = written(tmp_path, model(), tensors={"rope_freqs.weight": factors})
+    with pytest.raises(LoadError, match=r"rope_freqs\.weight must have positive numbers, got"):
+        load(path)
+
+
 def test_g2_a_token_that_is_only_called_so_does_not(tmp_path: Path) -> None:
     values = {"tokenizer.ggml.eot_token_id": 100_000}
     path = written(tmp_path, model(), values=values, control={9: "<|other|>"})

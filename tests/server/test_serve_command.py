@@ -86,7 +86,8 @@ def refuses(served: Served) -> bool:
         return True
 
 
-@pytest.mark.parametrize("drain", [pytest.param("600", marks=pytest.mark.slow), "0"])
+@pytest.mark.slow
+@pytest.mark.parametrize("drain", ["600", "0"])
 def test_a_signal_ends_all_streams_properly(drain: str) -> None:
     with Served("--drain", drain) as served:
         load = Load(served)
@@ -193,6 +194,7 @@ def test_the_first_answer_waits_for_nothing_that_others_do_not() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_draftsmith_needs_nothing_of_the_extra() -> None:
     code = (
         "import sys\n"

@@ -143,6 +143,20 @@ def forbid_end(ids: Tensor, scores: Tensor, end_ids: Sequence[int], until: int) 
     return without(scores, [i for i in end_ids if i < scores.shape[1]])
 
 
+def checked(ids: Tensor, scores: Tensor, process: Processor) -> Tensor:
+    """Apply a processor of the caller; raise OptionError for a result that is not (1, V) scores."""
+    made: object = process(ids, scores)
+    size = tuple(scores.shape)
+    if not isinstance(made, Tensor):
+        raise OptionError(f"a processor must return a tensor of scores {size}, got {shown(made)}")
+    if made.shape != size or not made.is_floating_point():
+        got = f"{tuple(made.shape)} of {made.dtype}"
+        raise OptionError(f"a processor must return a tensor of scores {size}, got {got}")
+    if made.isnan().any():
+        raise OptionError("a processor must return scores without NaN")
+    return made
+
+
 def temperature(_ids: Tensor, scores: Tensor, value: float) -> Tensor:
     """Divide the scores by the temperature."""
     return scores / value
@@ -242,7 +256,7 @@ class Distribution:
         if p.min_new_tokens and end_ids:
             until = prompt_length + p.min_new_tokens
             reading.append(partial(forbid_end, end_ids=end_ids, until=until))
-        reading.extend(p.processors)
+        reading.extend(partial(checked, process=process) for process in p.processors)
         cutting: list[Processor] = []
         if p.temperature not in (0, 1):
             cutting.append(partial(temperature, value=p.temperature))

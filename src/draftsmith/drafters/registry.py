@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -116,6 +116,11 @@ def _drafter(node: ast.expr, spec: str) -> Drafter:
         if "drafters" in options:
             raise OptionError(f"drafter {spec!r}: {name} has its drafters twice; {_LIKE}")
         options["drafters"] = tuple(_drafter(part, spec) for part in positional)
+    needed = [f.name for f in fields(cls) if f.default is f.default_factory is MISSING]
+    if missing := [option for option in needed if option not in options]:
+        told = ", ".join(f"{option}=…" for option in missing)
+        like = "write it like copyspec+auto" if name == "cascade" else f"write {name}({told})"
+        raise OptionError(f"drafter {spec!r}: {name} needs {told}; {like}")
     for field in fields(cls):  # so that the string `false` does not count as true
         value = options.get(field.name)
         if field.type in (bool, "bool") and str(value).lower() in ("true", "false"):

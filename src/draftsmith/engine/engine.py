@@ -147,7 +147,7 @@ class Engine:
             memory = number("memory", memory, int, least=1, note="(bytes)")
         if cost is not None and not isinstance(cost, CostCurve):
             raise OptionError(f"cost must be a CostCurve, got {shown(cost)}")
-        if answers_file is not None and not isinstance(answers_file, str | Path):
+        if not isinstance(answers_file, str | Path | None) or "\0" in str(answers_file):
             raise OptionError(f"answers_file must be a path, got {shown(answers_file)}")
         if answers_file is not None and not answers:
             raise OptionError("answers_file needs answers=, the maximum bytes of earlier answers")

@@ -232,6 +232,9 @@ def _scaling(
     if "original_max_position_embeddings" in settings:
         settings["original_max_position_embeddings"] = original
     factors = {name: file.numbers(name) for name in (_LONG, _SHORT, _FREQUENCIES)}
+    for name, values in factors.items():
+        if wrong := [one for one in values or () if not 0 < one < math.inf]:
+            raise LoadError(f"{file.path.name}: {name} must have positive numbers, got {wrong[0]}")
     sizes = {len(values) for values in factors.values() if values}
     if sizes <= {frequencies} and "rope_local_base_freq" not in settings:
         both, given = (factors[_SHORT], factors[_LONG]), factors[_FREQUENCIES]

@@ -59,10 +59,17 @@ class File:
     def end_ids(self) -> list[int]:
         """Ids that end an answer, the file's end-of-sequence id first."""
         tokens = self.values.get("tokenizer.ggml.tokens", [])
-        named = [self.values.get(f"tokenizer.ggml.{name}_token_id") for name in _NAMED_ENDS]
+        named = [self._id(f"tokenizer.ggml.{name}_token_id") for name in _NAMED_ENDS]
         known = set(_END_OF_TURN) - ({"<|end|>"} if "<|return|>" in tokens else set())  # harmony
         named += [i for i, token in enumerate(tokens) if token in known]
-        return list(dict.fromkeys(i for i in named if isinstance(i, int) and i < len(tokens)))
+        return list(dict.fromkeys(i for i in named if i is not None and i < len(tokens)))
+
+    def _id(self, name: str) -> int | None:
+        """Return a value that is a token id; None if there is none."""
+        value = self.values.get(name)
+        if value is not None and (not isinstance(value, int) or value < 0):
+            raise LoadError(f"{self.path.name}: {name} must be a token id, got {value!r:.100}")
+        return value
 
     def numbers(self, name: str) -> list[float] | None:
         """Values of a tensor; None if the file has no tensor of that name."""

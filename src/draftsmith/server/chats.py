@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +17,7 @@ from draftsmith.server.schema import ChatRequest
 from draftsmith.server.tools import USUAL, described, forced_call
 from draftsmith.text.grammar import Grammar
 from draftsmith.text.thoughts import Thoughts
-from draftsmith.text.tokenizer import OPENING, continues, decode
+from draftsmith.text.tokenizer import OPENING, continues, decode, reserved
 
 
 @dataclass(slots=True)
@@ -132,8 +131,8 @@ class Chat:
         elif self.grammar is not None:
             raise Refusal(
                 400,
-                "a response_format would forbid every call: leave it out, or say tool_choice "
-                "'none' or 'required'",
+                "a response_format would forbid every call: leave it out, or forbid or force the "
+                "calls by tool_choice",
                 param="response_format",
             )
 
@@ -141,11 +140,10 @@ class Chat:
 def variables(body: ChatRequest, tokenizer: Any) -> dict[str, Any]:
     """Return the variables of the chat template.
 
-    Raise Refusal for names that are arguments of `apply_chat_template`, and for contradictions.
+    Raise Refusal for names that are no variables, for tools and documents, and for contradictions.
     """
     given = dict(body.chat_template_kwargs or {})
-    apply: Any = getattr(tokenizer, "apply_chat_template", lambda: None)
-    ours = inspect.signature(apply).parameters.keys() - {*OPENING}
+    ours = {"tools", "documents", "chat_template", *reserved(tokenizer)}
     if wrong := sorted(ours & given.keys()):
         raise Refusal(
             400, f"chat_template_kwargs must not set {wrong[0]!r}", param="chat_template_kwargs"

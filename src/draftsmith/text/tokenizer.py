@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import abc
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -177,11 +178,26 @@ def render_chat(
             raise PromptError(f"a message must have 'role' and 'content', got {sorted(message)}")
         _check_message(message)
     given = dict(template or {})
+    if wrong := [
+        name for name in given if not isinstance(name, str) or name in reserved(tokenizer)
+    ]:
+        raise OptionError(f"chat_template_kwargs must not set {shown(wrong[0])}")
     if continues(messages, given):
         return encode(tokenizer, _left_open(tokenizer, messages, given))
     begins = given.get("add_generation_prompt") is not False
     # The template writes its special tokens itself; the tokenizer must not add them again.
     return encode(tokenizer, _rendered(tokenizer, messages, given, begins))
+
+
+def reserved(tokenizer: Any) -> set[str]:
+    """Return names that no variable of a chat template can have.
+
+    These are the arguments of `apply_chat_template` except those that templates read, and what it
+    gives every template itself.
+    """
+    apply: Any = getattr(tokenizer, "apply_chat_template", lambda: None)
+    read = {"tools", "documents", "chat_template", *OPENING}
+    return {"self", "messages", *inspect.signature(apply).parameters} - read
 
 
 def _check_message(message: Message) -> None:

@@ -307,11 +307,6 @@ TOYS: dict[str, tuple[str, list[str]]] = {
     "agents": ("--models MODEL --transformers /nowhere",
                ["| 2 | `none` |", "| 2 | `auto` |", ", float32, 2 turns",
                 "`transformers serve` | cannot run: there is no /nowhere"]),
-    "gpu": ("--widths 1 4", ["| toy, float32, packed | 8 of 8 | 8 of 8 | none |",
-                             "| toy, float32, static | 12 of 12 | 12 of 12 | none |",
-                             "| static | 4 |", "| `auto static` |",
-                             "## toy, bfloat16: passes after 256 tokens", "| packed | 4 |",
-                             "## toy: 2 of 2 answers", "| `auto` |", "| `hf:static` |"]),
     "live_smollm2": ("DATA -m MODEL --dtypes bfloat16",
                      ["| all | 7 |", "| mt_redundant, turn 2 | 1 |", "dictated answers"]),
     "head_quality": ("DATA -m MODEL", ["7 prompts, at most 6 nodes", "| no head |",
@@ -352,6 +347,7 @@ def test_a_benchmark_runs_and_goes_on(name: str, folder: Path, tmp_path: Path) -
     assert files() == before
 
 
+@pytest.mark.slow
 def test_a_wrong_token_ends_the_benchmark_of_a_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
