@@ -360,6 +360,7 @@ def test_both_ways_to_make_an_engine_know_the_same_options() -> None:
         (lambda: Engine(MODEL, budget="wide"), "'auto' or 'drafter', got 'wide'"),
         (lambda: Engine(MODEL, budget=np.array([4, 5])), "budget must be .*, got array"),
         (lambda: ENGINE.chat(5), "system must be a text, got 5"),
+        (lambda: ENGINE.chat(history=[]), "unknown option 'history'. Set or edit `chat.messages`"),
         (lambda: ENGINE.generate(IDS, stop=5), r"stop must be non-empty strings, got \(5,\)"),
         (lambda: ENGINE.generate(IDS, processors=5), "processors must be functions .*, got 5"),
         (lambda: ENGINE.generate(IDS, logit_bias=5), "logit_bias must map .*, got 5"),
@@ -398,6 +399,8 @@ def test_e9_what_a_processor_returns_is_checked(
 def test_e9_what_is_no_model_is_named(wrong: Any) -> None:
     with pytest.raises(LoadError, match="model must be a hub id, a folder or a transformers model"):
         Engine(wrong)
+    with pytest.raises(LoadError, match="model must be a hub id, a folder or .*, got ''"):
+        Engine("")
     with pytest.raises(LoadError, match=r"has no generate\(\) of transformers to accelerate"):
         accelerate(wrong)
 

@@ -81,6 +81,10 @@ class GenerationInterrupted(DraftsmithError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error message, up to 200 characters; its type if it is empty."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    """Return the first line of an error message, up to 200 characters; its type if it is empty.
+
+    A line that ends with a colon is followed by the next one.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    first = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
+    return first[:200] or type(error).__name__

@@ -377,6 +377,19 @@ def test_g2_such_a_token_ends_an_answer_whatever_its_type(kind: int, tmp_path: P
     assert load(path).generation_config.eos_token_id == [2, 9]
 
 
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("attention.head_count", [4, 2], r"num_attention_heads.* got list"),
+    ("feed_forward_length", [128, 64], r"intermediate_size.* got list"),
+    ("vocab_size", 77, "tensors have other sizes than its metadata says"),
+])  # fmt: skip
+def test_g1_sizes_that_the_architecture_cannot_have_are_named(
+    name: str, value: Any, said: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path, model(), values={name: value})
+    with pytest.raises(LoadError, match=said):
+        load(path)
+
+
 @pytest.mark.parametrize("wrong", ["x", 1.5, [2]])
 def test_g2_an_end_that_is_no_token_id_is_named(wrong: Any, tmp_path: Path) -> None:
     path = written(tmp_path, model(), values={"tokenizer.ggml.eot_token_id": wrong})

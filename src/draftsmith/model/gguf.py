@@ -104,9 +104,12 @@ def _read(file: File) -> tuple[Any, Any, dict[str, Any]]:
         raise
     # Every architecture has its own reader, with errors of its own.
     except Exception as error:
+        why = first_line(error)
+        if "ignore_mismatched_sizes" in why:
+            why = "its tensors have other sizes than its metadata says"
         raise LoadError(
             f"transformers {transformers.__version__} cannot read {file.path.name} (architecture "
-            f"{file.architecture or 'not named'}): {first_line(error)}"
+            f"{file.architecture or 'not named'}): {why}"
         ) from error
     # transformers initialized these at random.
     if lacking := sorted(info["missing_keys"]):

@@ -250,6 +250,8 @@ def _check_device(device: str | torch.device | None) -> None:
 
 
 def _check_folder(source: str) -> None:
+    if not source.strip():
+        raise LoadError(f"model must be a hub id, a folder or a transformers model, got {source!r}")
     folder = Path(builtin.resolve(source)).expanduser()
     if not folder.exists():
         return
