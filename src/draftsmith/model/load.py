@@ -39,6 +39,7 @@ LOADING_HINTS = {
     "local_files_only": "set the environment variable HF_HUB_OFFLINE to 1",
     "low_cpu_mem_usage": "leave it out: weights are read directly to their device",
     "max_memory": _LIVE,
+    "memory": "pass it to Engine(…), which keeps rows between answers",
     "quantization_config": _LIVE,
     "subfolder": _LIVE,
     "token": "run `hf auth login`, or set the environment variable HF_TOKEN",

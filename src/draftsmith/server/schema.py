@@ -301,7 +301,7 @@ class CustomFormat(Section):
 
 
 class CustomTool(Section):
-    """A tool of /v1/responses whose only argument is a text."""
+    """A tool of /v1/responses with a text as its only argument."""
 
     type: Literal["custom"]
     name: str
