@@ -384,6 +384,7 @@ def test_e9_values_that_cannot_work_are_named(make: Callable[[], Any], said: str
     (lambda _, scores: scores.repeat(2, 1), "got "),
     (lambda _, scores: scores > 0, "of torch.bool"),
     (lambda _, scores: scores * float("nan"), "without NaN"),
+    (lambda _, scores: scores.index_fill(1, torch.tensor([3]), float("nan")), "without NaN"),
 ])  # fmt: skip
 @pytest.mark.parametrize("drafter", ["none", "prompt_lookup"])
 @pytest.mark.parametrize("temperature", [0, 1.0])
@@ -395,11 +396,20 @@ def test_e9_what_a_processor_returns_is_checked(
         ENGINE.generate(IDS, processors=process, **options)
 
 
+@pytest.mark.parametrize("score", [math.inf, -math.inf])
+def test_e9_scores_from_which_nothing_can_be_drawn_are_named(score: float) -> None:
+    process: Any = lambda _, scores: torch.full_like(scores, score)  # noqa: E731
+    with pytest.raises(OptionError, match="so no token can be drawn"):
+        ENGINE.generate(IDS, processors=process, temperature=1.0, max_new_tokens=4)
+    best = ENGINE.generate(IDS, processors=process, max_new_tokens=4).tokens
+    assert best == [0] * 4, "as in transformers"
+
+
 @pytest.mark.parametrize("wrong", [5, None, ["edit-1m"], type(tiny.model()), tiny.tokenizer()])
 def test_e9_what_is_no_model_is_named(wrong: Any) -> None:
     with pytest.raises(LoadError, match="model must be a hub id, a folder or a transformers model"):
         Engine(wrong)
-    with pytest.raises(LoadError, match="model must be a hub id, a folder or .*, got ''"):
+    with pytest.raises(LoadError, match=r"model must be a hub id, a folder or .*, got ''"):
         Engine("")
     with pytest.raises(LoadError, match=r"has no generate\(\) of transformers to accelerate"):
         accelerate(wrong)

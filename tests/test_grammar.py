@@ -340,6 +340,7 @@ def test_s4_control_characters_stay_where_no_key_can_be_misspelled() -> None:
 
 ATOMS = ["a", ".", r"\x1b", "\x1b", r"\u001b", r"\x{1b}", r"[\x1b]", r"[^\x00-\x1f]", r"[^\]\x1b]",
          r"[\x1b-a]", r"\\x1b", r"\[\x1b\]", r"\n", r"\x0a", r"\x7f", r"\v", "(?:)"]  # fmt: skip
+LONE = {r"\x1b", "\x1b", r"\u001b", r"\x{1b}", r"[\x1b]", r"\[\x1b\]", r"\x7f", r"\v"}
 WORDS = ["", "a", "b", "aa", "ab", "ba", "\n", "a\n", "\na", r"\x1b", r"a\x1b", r"\x1ba", "[]"]
 
 
@@ -361,9 +362,39 @@ def test_s4_a_pattern_with_control_characters_is_followed_or_refused(first: str)
                 ]
             except OptionError:
                 assert re.search("[\x1b\x7f\v]|1b|7f|v", pattern), pattern
+                assert first in LONE or second in LONE, pattern
                 continue
             expected = [re.fullmatch(meaning[1:-1], word) is not None for word in WORDS]
             assert found == expected, pattern
+
+
+@pytest.mark.parametrize(("pattern", "word"), [
+    (r"^\d{4}-\d{2}-\d{2}$", "2026-11-28"), (r"^[^\n]+$", "a b"), (r"^[ \t\n\r\f\v]*$", " \n"),
+    (r"^[\w.+-]+@[\w-]+\.[\w.]+$", "a@b.de"), (r"^\u{41}$", "A"), (r"^\U00000041$", "A"),
+    (r"^[\u{1F600}]$", "😀"), (r"^[\x01a]$", "a"), (r"^[\x00-\x1f]$", "\n"),
+    (r"^\\x1b\[$", r"\x1b["),
+    (r"^[[:alpha:]&&[^b]]$", "a"), (r"\Aa\z", "a"), (r"^a\[b\]\x09$", "a[b]\t"),
+])  # fmt: skip
+def test_s4_usual_patterns_are_followed(pattern: str, word: str) -> None:
+    schema = {"type": "object", "properties": {"k": {"type": "string", "pattern": pattern}}}
+    assert fits(schema, json.dumps({"k": word}, separators=(",", ":"), ensure_ascii=False))
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"^a\x1b$", r"^a[\x00-\x07]b$", "^[\x1b]$", r"^\u{1b}+$", "^\n\x1b$"]
+)
+def test_s4_a_pattern_that_needs_control_characters_is_refused(pattern: str) -> None:
+    one = {"type": "string", "pattern": pattern}
+    with pytest.raises(OptionError, match="this JSON schema cannot be used"):
+        fits({"type": "object", "properties": {"k": one}, "required": ["k"]}, "")
+    closed = {"type": "object", "properties": {"k": one}, "additionalProperties": False}
+    assert not fits(closed, '{"k":"a"}')
+
+
+def test_s4_what_is_no_mapping_of_patterns_is_refused() -> None:
+    for wrong in (5, True, "x", [1]):
+        with pytest.raises(OptionError):
+            fits({"properties": {"a": {}}, "patternProperties": wrong}, "")
 
 
 # ------------------------------------------------------------------------------------ users

@@ -134,6 +134,12 @@ READ: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         },
         {},
     ),
+    "rope_freqs without yarn's mixing": (
+        "llama",
+        {"rope_scaling": LLAMA3},
+        {"rope.scaling.yarn_ext_factor": 0.0},
+        {"rope_freqs.weight": llama3_factors()},
+    ),
     "mixing of no yarn": ("llama", {}, {"rope.scaling.yarn_ext_factor": 0.0}, {}),
     "as many key heads as heads, unsaid": (
         "qwen2", {"num_key_value_heads": 4}, {"attention.head_count_kv": None}, {},
@@ -369,6 +375,21 @@ def test_g2_control_tokens_that_end_a_turn_end_an_answer(text: str, tmp_path: Pa
     cut, why = answer(path)
     assert (cut, why) == (whole[: whole.index(end) + 1], "stop")
     assert load(path).generation_config.eos_token_id == [2, end]
+
+
+@pytest.mark.parametrize(("control", "ends"), [
+    ({9: "<|fim_pad|>", 10: "<|repo_name|>", 11: "<|file_sep|>"}, [2, 9, 10, 11]),
+    ({9: "<PAD>", 10: "<fim_pad>"}, [2, 10]),  # the first of the list only
+    ({9: "<|end|>", 10: "<|return|>"}, [2, 9, 10]),
+    ({9: "<|end|>", 10: "<|return|>", 11: "<|call|>"}, [2, 10, 11]),
+    ({9: "<|end|>", 10: "<|flush|>", 11: "<|calls|>"}, [2, 10, 11]),
+    ({9: "<|tool_response>"}, [2, 9]),
+])  # fmt: skip
+def test_g2_tokens_end_an_answer_as_in_llama_cpp(
+    control: dict[int, str], ends: list[int], tmp_path: Path
+) -> None:
+    path = written(tmp_path, model(), control=control)
+    assert load(path).generation_config.eos_token_id == ends
 
 
 @pytest.mark.parametrize("kind", [1, 4])  # normal, user-defined

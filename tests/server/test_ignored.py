@@ -184,6 +184,8 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "7"}
     ([THOUGHT, USER], "<s>user: hello</s>", 0),
     ([USER, THOUGHT], "<s>user: hello</s>", 1),
     ([USER, THOUGHT, USER, SAID], "<s>user: hello</s><s>user: hello</s><s>assistant: so</s>", 1),
+    ([USER, THOUGHT, USER | {"role": "developer"}, SAID],
+     "<s>user: hello</s><s>system: hello</s><s>assistant: so</s>", 1),
     ([CALLED, THOUGHT, RESULT, SAID],
      "<s>assistant: <c1 f {}></s><s>tool: 7c1</s><s>assistant: so</s>", 1),
 ])  # fmt: skip
@@ -201,7 +203,7 @@ def test_s3_reasoning_belongs_to_what_the_assistant_said_next(
     (CALLED | {"args": "{}"}, "args", None),
     (CALLED | {"argumens": "{}"}, "argumens", "arguments"),
     (RESULT | {"result": "8"}, "result", None),
-    (THOUGHT | {"text": "hm"}, "text", "content"),
+    (THOUGHT | {"contents": "hm"}, "contents", "content"),
     ({"type": "custom_tool_call", "call_id": "c", "name": "p", "inptu": "x"}, "inptu", "input"),
     ({"type": "mcp_call_output", "call_id": "c", "content": "x"}, "content", None),
     ({"type": "mcp_call", "call_id": "c", "name": "p", "arguments": "{}", "argument": "{}"},
@@ -212,9 +214,94 @@ def test_s3_a_field_of_an_item_that_is_not_read_is_named(
 ) -> None:
     _, named = prompt_of(client, [USER, item, SAID])
     assert f"'{name}' of input[1] was ignored" in named
-    assert near is None or near == "content" or f"did you mean '{near}'" in named
+    assert (f"did you mean '{near}'" in named) == (near is not None)
     _, named = prompt_of(client, [USER, {n: v for n, v in item.items() if n != name}, SAID])
     assert name not in named
+
+
+PARTS = [{"type": "input_text", "text": "hi", "txt": "x", "annotations": [5]}]
+BLOCK = {"type": "text", "text": "a"}
+ANSWERED = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
+
+
+@pytest.mark.parametrize(("path", "more", "named"), [
+    (RESPONSES, {"input": [USER | {"content": PARTS}]}, "'txt' of input[0].content[0]"),
+    (RESPONSES, {"input": [RESULT | {"output": PARTS}]}, "'txt' of input[0].output[0]"),
+    *((MESSAGES, {"messages": [USER, {"role": role, "content": [BLOCK, block]}, USER]}, named)
+      for role, block, named in (
+          ("user", ANSWERED | {"content": PARTS}, "'txt' of messages[1].content[1].content[0]"),
+          ("user", ANSWERED | {"text": "42"}, "'text' of messages[1].content[1]"),
+          ("assistant", {"type": "thinking", "thinking": "hm", "text": "x"},
+           "'text' of messages[1].content[1]"),
+          ("assistant", {"type": "tool_use", "id": "c", "name": "f", "content": {"a": 1}},
+           "'content' of messages[1].content[1]"))),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "strct": 1}}},
+     "'strct' of response_format.json_schema"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": {}, "strct": 1}}},
+     "'strct' of text.format"),
+    (RESPONSES, {"tools": [{"type": "function", "name": "f"}],
+                 "tool_choice": {"type": "function", "name": "f", "nmae": 1}},
+     "'nmae' of tool_choice"),
+])  # fmt: skip
+def test_s3_fields_are_known_where_they_are_read(
+    client: TestClient, path: str, more: dict[str, Any], named: str
+) -> None:
+    response = client.post(path, json=ASK[path] | more)
+    assert response.status_code == 200, response.text
+    assert f"the field {named} was ignored" in response.headers["warning"]
+    assert response.headers["warning"].count("299 draftsmith") == 1
+
+
+def test_s3_a_field_of_many_tools_is_named_once(client: TestClient) -> None:
+    tools = [{"name": f"f{n}", "input_schema": {}, "strict": n != 5, "type": "custom"}
+             for n in range(40)]  # fmt: skip
+    found = client.post(MESSAGES, json=ASK[MESSAGES] | {"tools": [*tools, {"type": "web_search"}]})
+    assert found.headers["warning"] == (
+        "299 draftsmith \"tools[40] of the type 'web_search' was ignored\", "
+        "299 draftsmith \"the field 'strict' of tools[0] and 38 more was ignored\""
+    )
+
+
+def test_s3_null_is_absent_everywhere(client: TestClient) -> None:
+    block = {"type": "text", "text": "a", "id": None, "input": None, "citations": None}
+    body = ASK[MESSAGES] | {
+        "messages": [{"role": "user", "content": [ANSWERED | {"is_error": None}, block]}],
+        "tools": [{"name": "f", "input_schema": {}, "description": None}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": None},
+    }
+    response = client.post(MESSAGES, json=body)
+    assert response.status_code == 200, response.text
+    assert "warning" not in response.headers
+    dump = {"type": "custom_tool_call", "call_id": "c", "name": "p", "input": "x", "caller": None,
+            "namespace": None}  # fmt: skip
+    shell = {"type": "shell_call", "call_id": "c", "action": {"a": 1}, "environment": None}
+    prompt, named = prompt_of(client, [USER, dump, shell])
+    assert '<c p {"input": "x"}><c shell {"action": {"a": 1}}>' in prompt
+    assert named == ""
+
+
+@pytest.mark.parametrize(("path", "more", "place"), [
+    (RESPONSES, {"instructions": "be", "input": [USER, USER | {"content": 5}]},
+     "input[1].content"),
+    (RESPONSES, {"input": [USER, USER, {"type": "reasoning", "content": 5}]}, "input[2].content"),
+    (RESPONSES, {"tools": [{"type": "function", "name": "f"},
+                           {"type": "custom", "name": "x", "format": 5}]}, "tools[1].format"),
+    (MESSAGES, {"system": "be", "messages": [USER | {"content": [BLOCK, ANSWERED | {
+        "content": 5}]}]}, "messages[0].content"),
+    (MESSAGES, {"messages": [USER | {"content": [BLOCK, {"type": "text", "text": 5}]}]},
+     "messages[0].content[1].text"),
+    (MESSAGES, {"tools": [{"name": "f", "inputschema": {}}]}, "tools[0].input_schema"),
+    (CHAT, {"messages": [USER | {"content": [{"type": "text", "text": 5}]}]},
+     "messages.0.content.list[Part].0.text"),
+])  # fmt: skip
+def test_s3_a_refusal_names_the_place(
+    client: TestClient, path: str, more: dict[str, Any], place: str
+) -> None:
+    response = client.post(path, json=ASK[path] | more)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["message"].startswith(place)
+    assert error.get("param", place.split("[")[0]) in (place.split("[")[0], "messages")
 
 
 def test_s3_a_name_and_an_id_of_an_item_are_no_warning(client: TestClient) -> None:
@@ -302,7 +389,7 @@ def test_s3_a_block_in_the_wrong_role_is_refused(
     response = client.post(MESSAGES, json={"max_tokens": 1, "messages": [USER, turn, USER]})
     assert response.status_code == 400
     other = {"user": "assistant", "assistant": "user"}[role]
-    message = f"messages[1]: a {block['type']} block must be in a message of the {other}"
+    message = f"messages[1].content[1]: a {block['type']} block must be in a message of the {other}"
     assert response.json()["error"]["message"] == message
 
 

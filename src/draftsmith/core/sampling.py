@@ -143,8 +143,11 @@ def forbid_end(ids: Tensor, scores: Tensor, end_ids: Sequence[int], until: int) 
     return without(scores, [i for i in end_ids if i < scores.shape[1]])
 
 
-def checked(ids: Tensor, scores: Tensor, process: Processor) -> Tensor:
-    """Apply a processor of the caller; raise OptionError for a result that is not (1, V) scores."""
+def checked(ids: Tensor, scores: Tensor, process: Processor, drawn: bool) -> Tensor:
+    """Apply a processor of the caller; raise OptionError for a result that is not (1, V) scores.
+
+    If tokens are `drawn`, one must be possible. The best token is 0 otherwise, as in transformers.
+    """
     made: object = process(ids, scores)
     size = tuple(scores.shape)
     if not isinstance(made, Tensor):
@@ -152,8 +155,12 @@ def checked(ids: Tensor, scores: Tensor, process: Processor) -> Tensor:
     if made.shape != size or not made.is_floating_point():
         got = f"{tuple(made.shape)} of {made.dtype}"
         raise OptionError(f"a processor must return a tensor of scores {size}, got {got}")
-    if made.isnan().any():
+    best = float(made.amax())  # NaN if there is one
+    if math.isnan(best):
         raise OptionError("a processor must return scores without NaN")
+    if drawn and math.isinf(best):
+        why = "forbids every token" if best < 0 else "makes a token certain by an infinite score"
+        raise OptionError(f"a processor {why}, so no token can be drawn")
     return made
 
 
@@ -256,7 +263,8 @@ class Distribution:
         if p.min_new_tokens and end_ids:
             until = prompt_length + p.min_new_tokens
             reading.append(partial(forbid_end, end_ids=end_ids, until=until))
-        reading.extend(partial(checked, process=process) for process in p.processors)
+        drawn = p.temperature > 0
+        reading.extend(partial(checked, process=one, drawn=drawn) for one in p.processors)
         cutting: list[Processor] = []
         if p.temperature not in (0, 1):
             cutting.append(partial(temperature, value=p.temperature))

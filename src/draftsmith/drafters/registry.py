@@ -116,7 +116,8 @@ def _drafter(node: ast.expr, spec: str) -> Drafter:
         if "drafters" in options:
             raise OptionError(f"drafter {spec!r}: {name} has its drafters twice; {_LIKE}")
         options["drafters"] = tuple(_drafter(part, spec) for part in positional)
-    needed = [f.name for f in fields(cls) if f.default is f.default_factory is MISSING]
+    given = [f for f in fields(cls) if f.init]
+    needed = [f.name for f in given if f.default is f.default_factory is MISSING]
     if missing := [option for option in needed if option not in options]:
         told = ", ".join(f"{option}=…" for option in missing)
         like = "write it like copyspec+auto" if name == "cascade" else f"write {name}({told})"

@@ -228,6 +228,10 @@ def _scaling(
     older, factor = left.pop("rope.scale_linear", 0), left.pop("rope.scaling.factor", 0)
     factor = factor or older or 1
     kind = left.get("rope.scaling.type") or ("linear" if factor != 1 else "none")
+    # A negative one selects the default, which mixes frequencies in yarn only.
+    mixed = left.pop("rope.scaling.yarn_ext_factor", -1)
+    if mixed >= 0 and mixed != (kind == "yarn"):
+        left["rope.scaling.yarn_ext_factor"] = mixed  # it stays and is refused
     original = left.pop("rope.scaling.original_context_length", 0) or context
     if "original_max_position_embeddings" in settings:
         settings["original_max_position_embeddings"] = original
@@ -250,10 +254,6 @@ def _scaling(
     left.pop("rope.scaling.type", None)
     if left.get("rope.scaling.attn_factor") == 1:
         del left["rope.scaling.attn_factor"]
-    # A negative one selects the default, which mixes frequencies in yarn only.
-    mixed = left.pop("rope.scaling.yarn_ext_factor", -1)
-    if mixed >= 0 and mixed != (kind == "yarn"):
-        left["rope.scaling.yarn_ext_factor"] = mixed
     if kind == "none":
         return None, set()
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}

@@ -5,6 +5,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 an
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,19 @@ _ARRAY = 9
 _LONGEST_ARRAY = 1 << 23
 """Most elements of a metadata array. Real vocabularies have a few hundred thousand."""
 
-_END_OF_TURN = (
-    "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>",
+_ENDS = (
+    "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|im_end|>", "<|endoftext|>", "<|end|>", "</s>",
     "<end_of_turn>", "<turn|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "[e~[", "<eos>",
     "<end_of_utterance>", "<｜end▁of▁sentence｜>", "<|return|>", "<|call|>", "<|calls|>",
-    "<|flush|>",
+    "<|flush|>", "<|tool_response>",
 )  # fmt: skip
 """Tokens that end an answer in llama.cpp even if no metadata names them, whatever their type."""
-_NAMED_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-"""Tokens in the metadata that end an answer."""
+_INFILLING = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+"""Names of ids that end an answer, too → their tokens where no metadata names them."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +64,24 @@ class File:
     def end_ids(self) -> list[int]:
         """Ids that end an answer, the file's end-of-sequence id first."""
         tokens = self.values.get("tokenizer.ggml.tokens", [])
-        named = [self._id(f"tokenizer.ggml.{name}_token_id") for name in _NAMED_ENDS]
-        known = set(_END_OF_TURN) - ({"<|end|>"} if "<|return|>" in tokens else set())  # harmony
-        named += [i for i, token in enumerate(tokens) if token in known]
-        return list(dict.fromkeys(i for i in named if i is not None and i < len(tokens)))
+        searched = {*_ENDS, "<|plamo:eos|>", *itertools.chain(*_INFILLING.values())}
+        found = {token: i for i, token in enumerate(tokens) if token in searched}
+        ids = [self._id(name) for name in ("eos", "eot", "eom")]
+        for name, texts in _INFILLING.items():
+            by_text = next((found[text] for text in texts if text in found), None)
+            ids.append(by_text if (named := self._id(name)) is None else named)
+        harmony = {"<|return|>", "<|flush|>"} & {*found} and {"<|call|>", "<|calls|>"} & {*found}
+        within = {"<|end|>"} if harmony else set()  # they are part of an answer
+        within |= {"</s>"} if {"<|tool_response>", "<|plamo:eos|>"} & {*found} else set()
+        ids += [i for token, i in found.items() if token in _ENDS and token not in within]
+        return list(dict.fromkeys(i for i in ids if i is not None and i < len(tokens)))
 
     def _id(self, name: str) -> int | None:
-        """Return a value that is a token id; None if there is none."""
-        value = self.values.get(name)
+        """Return the id of a token that the metadata names; None if it does not."""
+        key = f"tokenizer.ggml.{name}_token_id"
+        value = self.values.get(key)
         if value is not None and (not isinstance(value, int) or value < 0):
-            raise LoadError(f"{self.path.name}: {name} must be a token id, got {value!r:.100}")
+            raise LoadError(f"{self.path.name}: {key} must be a token id, got {value!r:.100}")
         return value
 
     def numbers(self, name: str) -> list[float] | None:

@@ -13,7 +13,7 @@ from draftsmith.server.calls.formats import FORMATS, family_of, shows_tools
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
-from draftsmith.server.schema import ChatRequest
+from draftsmith.server.schema import ChatRequest, ResponseFormat
 from draftsmith.server.tools import USUAL, described, forced_call
 from draftsmith.text.grammar import Grammar
 from draftsmith.text.thoughts import Thoughts
@@ -107,7 +107,9 @@ class Chat:
         """Add the tools to the template or the prompt, and a grammar if a call is forced."""
         tools = [] if body.tool_choice == "none" else body.tools or []
         if not tools and body.tool_choice not in (None, "none", "auto"):
-            raise Refusal(400, "tool_choice cannot be forced without tools", param="tool_choice")
+            raise Refusal(
+                400, "tool_choice cannot be forced without functions to call", param="tool_choice"
+            )
         given, taught = [tool.plain() for tool in tools], family_of(tokenizer)
         family = family or taught
         self.own = family is None and declares(tokenizer)
@@ -131,8 +133,8 @@ class Chat:
         elif self.grammar is not None:
             raise Refusal(
                 400,
-                "a response_format would forbid every call: leave it out, or forbid or force the "
-                "calls by tool_choice",
+                "a response_format would forbid every call: leave it out, or use a tool_choice "
+                "that forbids calls or forces one",
                 param="response_format",
             )
 
@@ -163,19 +165,18 @@ def variables(body: ChatRequest, tokenizer: Any) -> dict[str, Any]:
     return given
 
 
-def grammar_of(given: Mapping[str, Any] | None) -> Grammar | None:
+def grammar_of(given: ResponseFormat | None) -> Grammar | None:
     """Return the grammar for a `response_format`; raise Refusal for an invalid one."""
-    kind = "text" if given is None else given.get("type")
+    kind = "text" if given is None else given.type
     if given is None or kind == "text":
         return None
-    if kind == "json_object":
+    wrapped = given if given.json_schema is None else given.json_schema
+    if kind == "json_object" and wrapped.schema_ is None:
         return Grammar.json_object()
-    if kind == "json_schema":
-        told = given.get("json_schema", given)  # in /v1/responses, `schema` is one level higher
-        if isinstance(told, Mapping) and "schema" in told:
-            return Grammar.json_schema(told["schema"])
-    if kind == "regex" and isinstance(pattern := given.get("pattern"), str):
-        return Grammar.regex(pattern)
+    if kind in ("json_schema", "json_object") and wrapped.schema_ is not None:
+        return Grammar.json_schema(wrapped.schema_)
+    if kind == "regex" and given.pattern is not None:
+        return Grammar.regex(given.pattern)
     raise Refusal(
         400,
         "response_format must be one of {'type': 'text'}, {'type': 'json_object'}, {'type': "

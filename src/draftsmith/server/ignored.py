@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from draftsmith.server.schema import (
     WITHOUT_EFFECT,
     Body,
     MessagesRequest,
+    Part,
     ResponsesRequest,
     Sampling,
     Section,
@@ -26,7 +28,7 @@ _LONGEST = 2000
 """Maximum bytes of the header's value. Some servers and proxies refuse longer headers."""
 
 _MOST = 50
-"""Number of warnings after which fields are not named any more. Fewer fit into the header."""
+"""Number of fields after which no others are named. Fewer fit into the header."""
 
 
 class Ignored:
@@ -39,6 +41,8 @@ class Ignored:
             name = unknown[0][:100]
             raise Refusal(400, f"unknown field {name!r}{hint(name, known)}", param=name)
         self._told = [f"the field {name!r:.100} is unknown and was ignored" for name in unknown]
+        self._places: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        """An unknown field, and the fields that are known there → its places."""
         for where, part in _sections(body):
             self.section(part, where)
 
@@ -48,18 +52,26 @@ class Ignored:
 
     def section(self, part: Section, where: str) -> None:
         """Add a warning for each unknown field of a part of the request, and of its parts."""
-        self.fields(part.model_extra or {}, type(part).model_fields, where)
+        self.fields(part.model_extra or {}, part.names(), where)
         for place, inner in _sections(part):
             self.section(inner, f"{where}.{place}")
 
     def fields(self, given: Mapping[str, Any], known: Collection[str], where: str) -> None:
-        """Add a warning for each field of a part of the request that is not known, unless empty."""
+        """Add a warning for each field of a part of the request that is not known.
+
+        Fields that are empty or false ask for nothing.
+        """
         for name, value in given.items():
-            if name in known or name in WITHOUT_EFFECT or value in (None, [], {}):
-                continue
-            if len(self._told) < _MOST:
-                name = name[:100]
-                self.add(f"the field {name!r} of {where} was ignored{hint(name, known)}")
+            if value and name not in known and name not in WITHOUT_EFFECT:
+                key = name[:100], tuple(known)
+                if key in self._places or len(self._places) < _MOST:
+                    self._places.setdefault(key, []).append(where)
+
+    def parts(self, content: Any, where: str) -> None:
+        """Add a warning for each unknown field of the parts of a message's content."""
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            if isinstance(part, Mapping):
+                self.fields(part, Part.names(), f"{where}[{number}]")
 
     def limit(self, body: Sampling | ResponsesRequest | MessagesRequest, most: int) -> None:
         """Lower the requested length of the answer to `most` tokens, with a warning."""
@@ -73,7 +85,12 @@ class Ignored:
     def named(self, response: Response) -> Response:
         """Add a header with all warnings to a response, and return the response."""
         values, left = list[str](), _LONGEST
-        for told in self._told:
+        fields = (
+            f"the field {name!r} of {first}{f' and {len(more)} more' if more else ''} was ignored"
+            f"{hint(name, known)}"
+            for (name, known), (first, *more) in self._places.items()
+        )
+        for told in itertools.chain(self._told, fields):
             # A header is ASCII. JSON escapes turn any text into a quoted ASCII string.
             value = f"299 draftsmith {json.dumps(told)}"
             left -= len(value) + 2

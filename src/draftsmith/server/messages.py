@@ -38,7 +38,14 @@ _FIELDS = {"stop": "stop_sequences", "response_format": "output_config"}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 _ROLES = {"tool_result": "user", "tool_use": "assistant", "thinking": "assistant"}
-"""Types of blocks that one role has only."""
+"""Types of blocks that only the messages of one role may have."""
+
+_BLOCKS = {
+    "text": ("text",), "image": ("text", "source"), "document": ("text", "source", "title"),
+    "tool_result": ("tool_use_id", "content", "is_error"), "tool_use": ("id", "name", "input"),
+    "thinking": ("thinking",),
+}  # fmt: skip
+"""Types of blocks → names of their fields."""
 
 
 async def respond(
@@ -66,10 +73,14 @@ def count(api: Api, body: CountRequest, ignored: Ignored) -> dict[str, int]:
 def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest:
     """Translate a request to a chat; raise Refusal if that is not possible."""
     messages: list[dict[str, Any]] = []
+    places: list[str] = []
     if body.system:
         messages.append({"role": "system", "content": text_of(body.system)})
+        places.append("system")
     for number, turn in enumerate(body.messages):
-        messages += _messages(turn, number, ignored)
+        made = _messages(turn, f"messages[{number}]", ignored)
+        messages += made
+        places += [f"messages[{number}]"] * len(made)
     output, choice = body.output_config or OutputSettings(), body.tool_choice or Choice(type="auto")
     named = {"type": "function", "function": {"name": choice.name}}
     asked: dict[str, Any] = {
@@ -80,7 +91,7 @@ def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_k": body.top_k,
-        "response_format": output.format,
+        "response_format": output.format.sent() if output.format else None,
         "reasoning_effort": output.effort,
         "tool_choice": named if choice.type == "tool" else _CHOICES[choice.type],
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
@@ -88,63 +99,72 @@ def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest
     }
     functions = list[dict[str, Any]]()
     for number, tool in enumerate(body.tools or ()):
-        if "input_schema" in tool:
+        if tool.get("type") in (None, "custom") or "input_schema" in tool:
             functions.append(_function(tool, f"tools[{number}]", ignored))
         else:
             ignored.add(f"tools[{number}] of the type {tool.get('type')!r:.100} was ignored")
     if functions:
         asked["tools"] = [{"type": "function", "function": function} for function in functions]
-    return ChatRequest.of(asked | _thinking(body.thinking, tokenizer, ignored))
+    return ChatRequest.translated(asked | _thinking(body.thinking, tokenizer, ignored), places)
 
 
 def _thinking(thinking: Thinking | None, tokenizer: Any, ignored: Ignored) -> dict[str, Any]:
     """Return the fields of a chat that configure its reasoning."""
-    if thinking is None or thinking.type == "adaptive":
-        return {}
+    asked: dict[str, Any] = {}
+    if thinking is None:
+        return asked
     if thinking.type == "disabled":
         return {"reasoning_effort": "none"}
-    if Thoughts.of(tokenizer) is None:
+    if thinking.type == "enabled":
+        asked["chat_template_kwargs"] = {"enable_thinking": True}
+    if thinking.budget_tokens is not None:
+        asked["thinking_token_budget"] = thinking.budget_tokens
+    if asked and Thoughts.of(tokenizer) is None:
         ignored.add("thinking was ignored: the chat template has no thoughts")
         return {}
-    enabled = {"chat_template_kwargs": {"enable_thinking": True}}
-    return {"thinking_token_budget": thinking.budget_tokens, **enabled}
+    return asked
 
 
 def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[str, Any]:
     """Return a tool as a function of a chat."""
-    tool = SchemaTool.of(given)
+    tool = SchemaTool.of(given, where)
     ignored.section(tool, where)
     about = {} if tool.description is None else {"description": tool.description}
     return {"name": tool.name, **about, "parameters": tool.input_schema}
 
 
-def _messages(turn: Turn, number: int, ignored: Ignored) -> list[dict[str, Any]]:
+def _messages(turn: Turn, where: str, ignored: Ignored) -> list[dict[str, Any]]:
     """Return the chat messages of a turn: tool results first, then text and calls."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     results, texts, calls, thoughts = list[dict[str, Any]](), list[str](), list[Any](), ""
-    for block in turn.content:
+    for number, given in enumerate(turn.content):
+        place = f"{where}.content[{number}]"
+        block = Block.of(given, place)
         kind = block.type
+        if kind not in _BLOCKS:
+            ignored.add(f"{place} of the type {kind!r:.100} was ignored")
+            continue
+        ignored.fields(given, ("type", *_BLOCKS[kind]), place)
         if _ROLES.get(kind, turn.role) != turn.role:
-            told = f"messages[{number}]: a {kind} block must be in a message of the {_ROLES[kind]}"
+            told = f"{place}: a {kind} block must be in a message of the {_ROLES[kind]}"
             raise Refusal(400, told, param="messages")
         if kind == "tool_result":
             found = {"role": "tool", "tool_call_id": block.tool_use_id}
             results.append(found | {"content": block.content or ""})
+            ignored.parts(block.content, f"{place}.content")
             if block.is_error:
-                ignored.add(f"is_error of messages[{number}] was ignored: no chat template has it")
+                ignored.add(f"is_error of {place} was ignored: no chat template has it")
         elif kind == "tool_use":
             calls.append(_call_of(block))
         elif kind == "thinking":
             thoughts += block.thinking
-        elif kind in ("text", "image", "document"):
-            if block.text is None:
-                raise Refusal(400, f"this server reads text only, no {kind!r}", param="messages")
-            texts.append(block.text)
+        elif block.text is None:
+            raise Refusal(400, f"this server reads text only, no {kind!r}", param="messages")
         else:
-            ignored.add(f"a block of the type {kind!r:.100} of messages[{number}] was ignored")
+            texts.append(block.text)
     if not (results or texts or turn.role == "assistant"):
-        raise Refusal(400, f"messages[{number}] needs content; send a text", param="messages")
+        raise Refusal(400, f"{where} needs content; send a text", param="messages")
     if turn.role == "user":
         return [*results, *([{"role": "user", "content": "\n".join(texts)}] if texts else [])]
     message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}

@@ -59,19 +59,27 @@ class Refusal(DraftsmithError):
         return cls(500, "the answer failed; the server's log says why", code="internal_error")
 
     @classmethod
-    def of_validation(cls, errors: Sequence[Any]) -> Refusal:
+    def of_validation(
+        cls, errors: Sequence[Any], where: str = "", places: Sequence[str] = ()
+    ) -> Refusal:
         """Convert the most helpful one of pydantic's validation errors.
 
-        If a field allows several types, errors about the value are preferred to type errors.
+        If a field allows several types, errors about the value are preferred to type errors, and
+        those of inner fields to those of outer ones. `where`: place of what was validated.
+        `places`: where a request of another interface has what became each message.
         """
-        first = next((e for e in errors if not e["type"].endswith("_type")), errors[0])
+        values = [e for e in errors if not e["type"].endswith("_type")] or errors
+        first = max(values, key=lambda e: len(e["loc"]))
         path = [str(part) for part in first["loc"] if part not in ("body", "query")]
+        if places and path[0] == "messages" and len(path) > 1:
+            where, path = places[int(path[1])], path[2:]
+        path = [where, *path] if where else path
         param, message = ".".join(path), str(first["msg"])
         if first["type"] == "json_invalid":
             param, message = "", f"the body is not JSON: {first['ctx']['error']} at byte {path[0]}"
         elif param:
             message = f"{param[:100]}: {message}"
-        return cls(400, message[:1000], param=path[0][:100] if param else None)
+        return cls(400, message[:1000], param=re.split(r"\W", path[0])[0][:100] if param else None)
 
 
 _ANTHROPIC = {

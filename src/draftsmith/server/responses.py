@@ -53,16 +53,17 @@ async def respond(
 
 def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
     """Translate a request to a chat; raise Refusal if that is not possible."""
+    placed, form = _messages(body, ignored), (body.text or TextSettings()).format
     asked: dict[str, Any] = {
         "model": body.model,
-        "messages": _messages(body, ignored),
+        "messages": [message for _, message in placed],
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
         "cache_salt": body.cache_salt,
         "parallel_tool_calls": body.parallel_tool_calls,
-        "tool_choice": _choice(body.tool_choice),
-        "response_format": (body.text or TextSettings()).format,
+        "tool_choice": _choice(body.tool_choice, ignored),
+        "response_format": form.sent() if form else None,
         "reasoning_effort": (body.reasoning or ReasoningSettings()).effort,
         "thinking_token_budget": body.thinking_token_budget,
         "add_generation_prompt": True,
@@ -78,15 +79,16 @@ def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
             ignored.add(f"tools[{number}] of the type {kind!r:.100} was ignored")
     if functions:
         asked["tools"] = [{"type": "function", "function": function} for function in functions]
-    return ChatRequest.of(asked)
+    return ChatRequest.translated(asked, [place for place, _ in placed])
 
 
-def _choice(choice: str | Mapping[str, Any] | None) -> Any:
+def _choice(choice: str | Mapping[str, Any] | None, ignored: Ignored) -> Any:
     """Return `tool_choice` as a chat has it; raise Refusal for what no chat has."""
     if choice is None or isinstance(choice, str):
         return choice
     kind = choice.get("type")
     if kind in ("function", "custom"):
+        ignored.fields(choice, ("type", "name"), "tool_choice")
         return {"type": "function", "function": {"name": choice.get("name")}}
     told = f"no tool of the type {kind!r:.100} can be forced"
     if kind == "allowed_tools":
@@ -96,7 +98,7 @@ def _choice(choice: str | Mapping[str, Any] | None) -> Any:
 
 def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[str, Any]:
     """Return a custom tool as a function of a chat, which has one parameter, `input`."""
-    tool = CustomTool.of(given)
+    tool = CustomTool.of(given, where)
     ignored.section(tool, where)
     about = [tool.description]
     if tool.format is not None and tool.format.definition:
@@ -113,52 +115,69 @@ def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[st
     }
 
 
-def _messages(body: ResponsesRequest, ignored: Ignored) -> list[dict[str, Any]]:
-    """Return the conversation as messages of a chat, without the items that it cannot have."""
-    messages: list[dict[str, Any]] = []
+def _messages(body: ResponsesRequest, ignored: Ignored) -> list[tuple[str, dict[str, Any]]]:
+    """Return the conversation as messages of a chat, each with its place in the request.
+
+    Items that a chat cannot have are left out.
+    """
+    made: list[tuple[str, dict[str, Any]]] = []
     if body.instructions:
-        messages.append({"role": "system", "content": body.instructions})
+        made.append(("instructions", {"role": "system", "content": body.instructions}))
     if isinstance(body.input, str):
-        return [*messages, {"role": "user", "content": body.input}]
-    thoughts, thinking = "", ""  # reasoning of the next message, and where it was
+        return [*made, ("input", {"role": "user", "content": body.input})]
+    thoughts = list[tuple[str, str]]()  # reasoning of the next message, with its places
     for number, item in enumerate(body.input):
         kind, where = _kind(item), f"input[{number}]"
         if kind == "item_reference":
             raise Refusal(400, "this server keeps no items to refer to", param="input")
-        known, thought, is_call = _known(item), _thoughts(item), _is_call(item)
+        known, is_call = _known(item), _is_call(item)
+        thought = _thoughts(item, where) if kind == "reasoning" else ""
         if known is None or (kind == "reasoning" and not thought):
             near = hint(kind[:100], _ITEMS) if known is None else ""
             ignored.add(f"{where} of the type {kind!r:.100} was ignored{near}")
             continue
         ignored.fields(item, known, where)
         if thought:
-            thoughts, thinking = thoughts + thought, where
+            thoughts.append((where, thought))
             continue
-        if thoughts and not (is_call or item.get("role") == "assistant"):
-            ignored.add(f"the reasoning in {thinking} was ignored: {_ALONE}")
-            thoughts = ""
+        if not (is_call or item.get("role") == "assistant"):
+            _drop(thoughts, ignored)
         if kind == "message":
-            messages.append({name: item[name] for name in _ITEMS[kind] if name in item})
-        elif is_call and (thoughts or not messages or messages[-1]["role"] != "assistant"):
-            messages.append({"role": "assistant", "content": ""})
+            ignored.parts(item.get("content"), f"{where}.content")
+            made.append((where, {name: item[name] for name in _ITEMS[kind] if name in item}))
+        elif is_call and (thoughts or not made or made[-1][1]["role"] != "assistant"):
+            made.append((where, {"role": "assistant", "content": ""}))
         if thoughts:
-            messages[-1]["reasoning_content"], thoughts = thoughts, ""
+            made[-1][1]["reasoning_content"] = "".join(text for _, text in thoughts)
+            thoughts.clear()
         if is_call:
-            messages[-1].setdefault("tool_calls", []).append(_call_of(item))
+            made[-1][1].setdefault("tool_calls", []).append(_call_of(item))
         if kind.endswith("_call_output") or (is_call and _result(item) is not None):
-            result = _result(item)
-            content = "" if result is None else result
-            messages.append({"role": "tool", "content": content, "tool_call_id": _call_id(item)})
-    if thoughts:
-        ignored.add(f"the reasoning in {thinking} was ignored: {_ALONE}")
-    return messages
+            made.append((where, _result_of(item, where, ignored)))
+    _drop(thoughts, ignored)
+    return made
 
 
-_ALONE = "no item of the assistant follows it"
+def _drop(thoughts: list[tuple[str, str]], ignored: Ignored) -> None:
+    """Drop reasoning, with a warning."""
+    for where, _ in thoughts:
+        ignored.add(f"the reasoning in {where} was ignored: the next item is not the assistant's")
+    thoughts.clear()
+
+
+def _result_of(item: Mapping[str, Any], where: str, ignored: Ignored) -> dict[str, Any]:
+    """Return the result of a call as a message."""
+    result = _result(item)
+    ignored.parts(result, f"{where}.output")
+    named = {"name": item["name"]} if "name" in item and not _is_call(item) else {}
+    content = "" if result is None else result
+    return {"role": "tool", "content": content, "tool_call_id": _call_id(item)} | named
+
+
 _RESULT = ("output", "error")
 _ITEMS = {
     "message": ("role", "content", "name"),
-    "reasoning": ("content", "summary", "encrypted_content"),
+    "reasoning": ("content",),
     "function_call": ("call_id", "name", "arguments", *_RESULT),
     "custom_tool_call": ("call_id", "name", "input", *_RESULT),
     "function_call_output": ("call_id", "name", *_RESULT),
@@ -175,20 +194,20 @@ def _known(item: Mapping[str, Any]) -> Collection[str] | None:
     if kind in _ITEMS:
         return ("type", *_ITEMS[kind])
     if kind.endswith("_call_output"):
-        return (*_ABOUT, "max_output_length")
+        return _ABOUT
     if not _is_call(item):
         return None
-    return (*_ABOUT, "arguments", "server_label") if "arguments" in item else item
+    return (*_ABOUT, "arguments") if "arguments" in item else item
 
 
 def _kind(item: Mapping[str, Any]) -> str:
     return str(item.get("type") or "message")
 
 
-def _thoughts(item: Mapping[str, Any]) -> str:
-    """Return the text of a reasoning item, or ""."""
-    said = item.get("content") if _kind(item) == "reasoning" else None
-    return text_of(Message.of({"role": "assistant", "content": said}).content)
+def _thoughts(item: Mapping[str, Any], where: str) -> str:
+    """Return the text of a reasoning item."""
+    shown = {"role": "assistant", "content": item.get("content")}
+    return text_of(Message.of(shown, where).content)
 
 
 def _call_id(item: Mapping[str, Any]) -> Any:
@@ -212,7 +231,8 @@ def _call_of(item: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments", "{}")}
     else:  # its arguments are in `input`, `action` or `operation`
-        given = {name: value for name, value in item.items() if name not in _ABOUT}
+        known = ("input",) if kind == "custom_tool_call" else item.keys() - _ABOUT
+        given = {name: item[name] for name in item if name in known and item[name] is not None}
         arguments = item.get("arguments") or json.dumps(given, ensure_ascii=False)
         function = {"name": item.get("name", kind.removesuffix("_call")), "arguments": arguments}
     return {"id": _call_id(item), "type": "function", "function": function}
@@ -384,10 +404,10 @@ class Reply(PartEvents):
             "output": [*self._items],
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": _given(body.reasoning) or {"effort": None, "summary": None},
+            "reasoning": {"effort": None, "summary": None} | _sent(body.reasoning),
             "store": False,
             "temperature": body.temperature,
-            "text": _given(body.text) or {"format": {"type": "text"}},
+            "text": {"format": {"type": "text"}} | _sent(body.text),
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_p": body.top_p,
@@ -396,9 +416,8 @@ class Reply(PartEvents):
         }
 
 
-def _given(section: Section | None) -> dict[str, Any]:
-    """Return a part of a request as the client sent it."""
-    return {} if section is None else section.model_dump(exclude_unset=True)
+def _sent(section: Section | None) -> dict[str, Any]:
+    return {} if section is None else section.sent()
 
 
 _TEXT = {"message": "output_text", "reasoning": "reasoning_text"}

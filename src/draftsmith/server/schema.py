@@ -7,6 +7,7 @@ have no meaning for one model on one machine are removed (`IGNORED`, `WITHOUT_EF
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -28,10 +29,14 @@ IGNORED = frozenset({
 """Fields of OpenAI that clients send and that have no effect here."""
 
 WITHOUT_EFFECT = frozenset({
-    "annotations", "cache_control", "citations", "id", "index", "logprobs", "phase", "signature",
-    "status",
+    "annotations", "cache_control", "caller", "citations", "display", "encrypted_content",
+    "generate_summary", "id", "index", "logprobs", "max_output_length", "phase", "server_label",
+    "signature", "status", "summary", "syntax", "verbosity",
 })  # fmt: skip
 """Fields of parts of a request that clients send and that have no effect here."""
+
+_NULL = {"max_tokens"}
+"""Fields in which null has a meaning: it replaces the default of 16."""
 
 _SAME = {
     "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
@@ -45,13 +50,30 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
+    @model_validator(mode="before")
     @classmethod
-    def of(cls, given: Any) -> Self:
-        """Validate an object, which may be translated from another interface; raise Refusal."""
+    def without_null(cls, given: Any) -> Any:
+        """Remove null fields, which count as absent."""
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None or name in _NULL}
+
+    @classmethod
+    def of(cls, given: Any, where: str = "") -> Self:
+        """Validate an object that is in a request at `where`; raise Refusal."""
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            raise Refusal.of_validation(error.errors()) from None
+            raise Refusal.of_validation(error.errors(), where) from None
+
+    def sent(self) -> dict[str, Any]:
+        """Return the object as the client sent it."""
+        return self.model_dump(exclude_unset=True, by_alias=True)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the names of the fields, as clients write them."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
 
 
 class Body(Section):
@@ -60,19 +82,17 @@ class Body(Section):
     @model_validator(mode="before")
     @classmethod
     def readable(cls, data: Any) -> Any:
-        """Remove ignored and null fields; refuse a body with text that is not valid Unicode."""
+        """Remove ignored fields; refuse a body with text that is not valid Unicode."""
         if not isinstance(data, dict):
             raise ValueError("the body must be a JSON object, sent as application/json")
         try:
             json.dumps(data, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise ValueError("the body has half of a surrogate pair in it") from None
-        # A null field counts as absent. A null `max_tokens` stays: it replaces the default of 16.
         return {
             name: value
             for name, value in data.items()
-            if (name not in IGNORED or name in cls.model_fields)
-            and (value is not None or name == "max_tokens")
+            if name not in IGNORED or name in cls.model_fields
         }
 
 
@@ -200,6 +220,23 @@ class StreamOptions(Section):
     include_usage: bool = False
 
 
+class JsonSchema(Section):
+    """A JSON schema, as the chat interface wraps it."""
+
+    schema_: Any = Field(default=None, alias="schema")
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(JsonSchema):
+    """What the answer must look like; /v1/responses has the fields of `json_schema` here."""
+
+    type: str = ""
+    json_schema: JsonSchema | None = None
+    pattern: str | None = None
+
+
 class Prediction(Section):
     """A text that the answer is expected to resemble."""
 
@@ -270,12 +307,23 @@ class ChatRequest(Sampling):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool = True
     prediction: Prediction | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+
+    @classmethod
+    def translated(cls, asked: dict[str, Any], places: Sequence[str]) -> ChatRequest:
+        """Validate a chat that was translated from another interface; raise Refusal.
+
+        `places`: where the request has what became each message.
+        """
+        try:
+            return cls.model_validate(asked)
+        except ValidationError as error:
+            raise Refusal.of_validation(error.errors(), places=places) from None
 
     @property
     def longest(self) -> str:
@@ -290,13 +338,12 @@ class CompletionRequest(Sampling):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
-    response_format: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
     prediction: Prediction | None = None
 
 
 class CustomFormat(Section):
     type: str = "text"
-    syntax: str | None = None
     definition: str | None = None
 
 
@@ -310,14 +357,11 @@ class CustomTool(Section):
 
 
 class TextSettings(Section):
-    format: dict[str, Any] | None = None
-    verbosity: str | None = None
+    format: ResponseFormat | None = None
 
 
 class ReasoningSettings(Section):
     effort: str | None = None
-    summary: str | None = None
-    generate_summary: str | None = None
 
 
 class ResponsesRequest(Body):
@@ -363,7 +407,7 @@ class Turn(Section):
     """One message in Anthropic's format."""
 
     role: Literal["user", "assistant"]
-    content: str | list[Block]
+    content: str | list[dict[str, Any]]
 
 
 class SchemaTool(Section):
@@ -386,11 +430,10 @@ class Choice(Section):
 class Thinking(Section):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    display: str | None = None
 
 
 class OutputSettings(Section):
-    format: dict[str, Any] | None = None
+    format: ResponseFormat | None = None
     effort: str | None = None
 
 

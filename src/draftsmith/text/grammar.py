@@ -58,8 +58,8 @@ class Grammar:
         """Create a grammar for JSON that fits a schema, without white space, with keys in its
         order.
 
-        `true` allows any JSON. Raises OptionError for what is no schema, and for `false`, which no
-        text fits.
+        `true` allows any JSON. Raises OptionError for anything but a schema, and for `false`, which
+        no text fits.
         """
         try:
             parsed = json.loads(schema) if isinstance(schema, str) else schema
@@ -323,29 +323,61 @@ def admits_more_keys(schema: Any) -> bool:
 
 
 def needs_long_escapes(schema: Any) -> bool:
-    """Return whether a constant, or one character of a pattern, needs other escapes.
+    """Return whether a constant or a pattern needs escapes other than `SHORT_ESCAPES`.
 
-    These are other ones than `SHORT_ESCAPES`. Classes of several characters in a pattern need none,
-    because the model can choose another one.
+    llguidance would read `^a\x1b$` as `^a$`. It reads classes rightly that have another character.
     """
     all_of = list(schemas(schema))
     constants = [one.get(name) for one in all_of for name in ("const", "enum")]
     if _LONG.search(json.dumps(constants)):
         return True
-    found = [one.get("pattern") for one in all_of]
-    found += [key for one in all_of for key in one.get("patternProperties") or ()]
-    patterns = (_CLASSES.sub("", text) for text in found if isinstance(text, str))
-    return any(_CONTROL.search(text) for text in patterns)
+    patterns = [one.get("pattern") for one in all_of]
+    for one in all_of:
+        named = one.get("patternProperties")
+        patterns += named if isinstance(named, dict) else ()
+    return any(needs_control(pattern) for pattern in patterns if isinstance(pattern, str))
+
+
+def needs_control(pattern: str) -> bool:
+    """Return whether a character or a class of a pattern has only characters of `_LONE`."""
+    members: list[int | None] | None = None  # of the class that was opened
+    for atom in _ATOM.finditer(pattern):
+        text, digits = atom[0], next(filter(None, atom.groups()), None)
+        code = int(digits, 16) if digits else ord(text) if len(text) == 1 else _CODES.get(text)
+        if members is None:
+            if text[0] == "[":
+                members = [None] if text == "[^" else []
+            elif code in _LONE:
+                return True
+        elif text != "]":
+            members.append(code)
+        elif _lone(members):
+            return True
+        else:
+            members = None
+    return False
+
+
+def _lone(members: Sequence[int | None]) -> bool:
+    """Return whether the characters and ranges in a class are all in `_LONE`."""
+    found, each = {*members}, zip(members, members[1:], members[2:], strict=False)
+    for first, between, last in each:
+        if between == ord("-") and first is not None and last is not None:
+            found = found - {between} | {*range(first, min(last, 0x80) + 1)}
+    return bool(found) and found <= _LONE
 
 
 _LONG = re.compile(r"(?<!\\)(\\\\)*\\u00([01]|7f)|\x7f")
 """A control character in JSON text."""
-_CLASSES = re.compile(r"\\[\\\[\]]|\[(?=\^|(\\.|[^\]\\])*-)(\\.|[^\]\\])*\]", re.DOTALL)
-"""Escaped brackets and backslashes, and classes that are negated or have a range, in a pattern."""
-_CONTROL = re.compile(
-    r"[\x00-\x07\x0b\x0e-\x1f\x7f]|\\(a|v|c|x\{|u\{|(x|u00)(0[0-7bef]|1[0-9a-f]|7f))", re.IGNORECASE
+_ATOM = re.compile(
+    r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\[xuU]\{([0-9a-fA-F]+)\}"
+    r"|\\.|\[\^|.",
+    re.DOTALL,
 )
-"""A control character in a pattern that has no short escape in JSON."""
+"""A character or an escape in a pattern, or the beginning of a class."""
+_CODES = {r"\a": 7, r"\v": 11}
+_LONE: set[int | None] = {*range(0x20), 0x7F} - {ord(one) for one in "\b\t\n\f\r"}
+"""Characters that have no short escape in JSON."""
 
 
 def deeply(call: Callable[..., Compiled], *given: Any) -> Compiled:

@@ -178,9 +178,8 @@ def render_chat(
             raise PromptError(f"a message must have 'role' and 'content', got {sorted(message)}")
         _check_message(message)
     given = dict(template or {})
-    if wrong := [
-        name for name in given if not isinstance(name, str) or name in reserved(tokenizer)
-    ]:
+    ours = reserved(tokenizer)
+    if wrong := [name for name in given if not isinstance(name, str) or name in ours]:
         raise OptionError(f"chat_template_kwargs must not set {shown(wrong[0])}")
     if continues(messages, given):
         return encode(tokenizer, _left_open(tokenizer, messages, given))

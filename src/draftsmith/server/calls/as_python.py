@@ -166,9 +166,12 @@ def _escaped(source: Source) -> Parser[str]:
         name = yield from run(source, _NAME)
         yield from must(source, "}")
         try:
-            return unicodedata.lookup(name)
+            found = unicodedata.lookup(name)
         except KeyError:
             raise NoCall from None
+        if len(found) > 1:  # a named sequence, which no literal may contain
+            raise NoCall
+        return found
     count = _DIGITS.get(letter)
     if count is None:
         return _SHORT.get(letter, "\\" + letter)
