@@ -396,6 +396,16 @@ def test_e9_what_a_processor_returns_is_checked(
         ENGINE.generate(IDS, processors=process, **options)
 
 
+def test_e9_a_processor_is_not_blamed_for_the_models_nan() -> None:
+    broken = tiny.model()
+    with torch.no_grad():
+        broken.lm_head.weight[5] = math.nan
+    engine = Engine(load(broken, tiny.tokenizer()))
+    assert engine.generate(IDS, processors=lambda _, scores: scores, max_new_tokens=3).tokens == (
+        engine.generate(IDS, max_new_tokens=3).tokens
+    )
+
+
 @pytest.mark.parametrize("score", [math.inf, -math.inf])
 def test_e9_scores_from_which_nothing_can_be_drawn_are_named(score: float) -> None:
     process: Any = lambda _, scores: torch.full_like(scores, score)  # noqa: E731

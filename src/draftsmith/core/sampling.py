@@ -148,15 +148,15 @@ def checked(ids: Tensor, scores: Tensor, process: Processor, drawn: bool) -> Ten
 
     If tokens are `drawn`, one must be possible. The best token is 0 otherwise, as in transformers.
     """
+    size, broken = tuple(scores.shape), math.isnan(scores.amax())  # before it writes in place
     made: object = process(ids, scores)
-    size = tuple(scores.shape)
     if not isinstance(made, Tensor):
         raise OptionError(f"a processor must return a tensor of scores {size}, got {shown(made)}")
     if made.shape != size or not made.is_floating_point():
         got = f"{tuple(made.shape)} of {made.dtype}"
         raise OptionError(f"a processor must return a tensor of scores {size}, got {got}")
     best = float(made.amax())  # NaN if there is one
-    if math.isnan(best):
+    if math.isnan(best) and not broken:  # the model's own NaN ends in what transformers does
         raise OptionError("a processor must return scores without NaN")
     if drawn and math.isinf(best):
         why = "forbids every token" if best < 0 else "makes a token certain by an infinite score"
