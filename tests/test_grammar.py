@@ -292,11 +292,14 @@ SPELLINGS = [r"\u0061", r"a\/b", r"\u0061\u002fb", r"t\u0009t", r"q\u0022q", r"\
              r"\ud83e\udd8a", r"\uD83E\uDD8A"]  # fmt: skip
 
 
+TINY = Grammars(tiny.tokenizer(), SIZE)
+
+
 def fits(schema: Any, text: str) -> bool:
     """Whether a text is one that a schema's grammar allows from beginning to end."""
-    end = tiny.tokenizer().eos_token_id
-    compiled = Grammars(tiny.tokenizer(), SIZE).compile(Grammar.json_schema(schema), [end])
+    compiled = TINY.compile(Grammar.json_schema(schema), [tiny.tokenizer().eos_token_id])
     scout = compiled.state(0).scout([])
+    assert scout is not None
     return scout.go(tiny.tokenizer().encode(text)) and scout.matcher.is_accepting()
 
 

@@ -77,7 +77,7 @@ def test_one_corpus_is_opened_once(tmp_path: Path) -> None:
 
 
 def test_options_that_cannot_work_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"missing 1 required .* 'corpus'"):
+    with pytest.raises(OptionError, match=r"retrieval needs corpus=…"):
         parse("retrieval")
     with pytest.raises(OptionError, match=r"corpus must be a folder .*, got 5"):
         parse("retrieval(corpus=5)")
