@@ -590,6 +590,16 @@ def test_a_word_for_a_number(model: str) -> None:
     assert "--temperature" in result.stderr
 
 
+def test_progress_in_a_file_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loading, "EVERY", -1)
+    with loading.bar("answering", 3) as advance:
+        advance(1)
+        advance(2)
+    assert capsys.readouterr().err == "answering: 1 of 3\nanswering: 3 of 3\n"
+
+
 def test_unreadable_files(model: str, tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe\x00\x01")

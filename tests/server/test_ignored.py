@@ -262,6 +262,35 @@ def test_s3_a_field_of_many_tools_is_named_once(client: TestClient) -> None:
     )
 
 
+@pytest.mark.parametrize(("path", "more", "told"), [
+    (CHAT, {"messages": [{"role": "user", "contnet": "hi"}]},
+     "messages.0: a message of the role 'user' needs content; send a text, or '' for none; is it "
+     "in 'contnet'?"),
+    (CHAT, {"messages": [{"rol": "user", "content": "hi"}]},
+     "messages.0.role: Field required; is it in 'rol'?"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "txt": "hi"}]}]},
+     "a part of the type 'text' needs text; is it in 'txt'?"),
+    (CHAT, {"max_tokens": "ten"}, "max_tokens: Input should be a valid integer, got 'ten'"),
+    (CHAT, {"response_format": {"type": "json_schem", "json_schema": {"schema": {}}}},
+     "got {'type': 'json_schem', 'json_schema': {'schema': {}}}"),
+    (MESSAGES, {"tools": [{"name": "f", "inputschema": {}}]},
+     "tools[0].input_schema: Field required; is it in 'inputschema'?"),
+])  # fmt: skip
+def test_s5_a_refusal_says_what_was_given(
+    client: TestClient, path: str, more: dict[str, Any], told: str
+) -> None:
+    response = client.post(path, json=ASK[path] | more)
+    assert response.status_code == 400
+    assert told in response.json()["error"]["message"]
+
+
+def test_s5_a_path_that_is_not_there_is_answered_with_the_nearest(client: TestClient) -> None:
+    for path, near in (("/v1/chat/completion", CHAT), ("/v1/response", RESPONSES)):
+        error = client.post(path, json={}).json()["error"]
+        assert error["message"] == f"there is no {path}; did you mean {near!r}?"
+    assert client.get("/x/y/z").json()["error"]["message"] == "there is no /x/y/z"
+
+
 def test_s3_null_is_absent_everywhere(client: TestClient) -> None:
     block = {"type": "text", "text": "a", "id": None, "input": None, "citations": None}
     body = ASK[MESSAGES] | {
@@ -327,6 +356,10 @@ def test_s3_a_name_and_an_id_of_an_item_are_no_warning(client: TestClient) -> No
      "'txt' of messages[0].content[0]"),
     (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}, "strct": True}]},
      "'strct' of tools[0]"),
+    (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "paramters": {"a": 1}}}]},
+     "'paramters' of tools[0].function"),
+    (RESPONSES, {"tools": [{"type": "function", "name": "f", "paramters": {"a": 1}}]},
+     "'paramters' of tools[0]"),
 ])  # fmt: skip
 def test_s3_a_field_inside_a_field_that_is_not_read_is_named(
     client: TestClient, path: str, more: dict[str, Any], named: str

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from threading import Timer
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from draftsmith import builtin
@@ -178,9 +179,21 @@ def progress(*, transient: bool = False) -> Progress:
     return Progress(*columns, console=console, disable=silent, transient=transient)
 
 
+EVERY = 30
+"""Seconds between two lines about progress in a file."""
+
+
 @contextlib.contextmanager
 def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar that its caller advances."""
+    """A bar that its caller advances; in a file, a line every half minute."""
     with progress(transient=True) as shown, showing(shown.console):
-        number = shown.add_task(what, total=total)
-        yield lambda done: shown.advance(number, done)
+        number, told = shown.add_task(what, total=total), monotonic()
+
+        def advance(done: int) -> None:
+            nonlocal told
+            shown.advance(number, done)
+            if shown.disable and monotonic() - told > EVERY:
+                told = monotonic()
+                note(f"{what}: {shown.tasks[0].completed:.0f} of {total}")
+
+        yield advance

@@ -30,7 +30,13 @@ from draftsmith.server.ignored import Ignored
 from draftsmith.server.keys import Keys
 from draftsmith.server.metrics import Metrics
 from draftsmith.server.refusals import Refusal
-from draftsmith.server.schema import ChatRequest, CompletionRequest, Sampling, text_of
+from draftsmith.server.schema import (
+    FUNCTION,
+    ChatRequest,
+    CompletionRequest,
+    Sampling,
+    text_of,
+)
 from draftsmith.server.settings import Settings
 from draftsmith.server.worker import Call, Worker
 from draftsmith.text.grammar import Grammar
@@ -132,6 +138,8 @@ class Api:
         self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
     ) -> Response:
         """Answer a chat."""
+        for number, tool in enumerate(body.tools or ()):
+            ignored.fields(tool.function, FUNCTION, f"tools[{number}].function")
         call, answer = await self.begin_chat(body, salt, request, ignored)
         return await self._reply(body, call, answer, request)
 

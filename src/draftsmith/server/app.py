@@ -19,7 +19,7 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.server import messages, page, reference, responses
 from draftsmith.server.api import Api, Arrival, log
 from draftsmith.server.ignored import HEADER, Ignored
-from draftsmith.server.refusals import Refusal
+from draftsmith.server.refusals import Refusal, hint
 from draftsmith.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -222,7 +222,11 @@ def _tell_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def usual(request: Request, error: HTTPException) -> Response:
-        return refused(request, Refusal(error.status_code, error.detail, headers=error.headers))
+        told, path = str(error.detail), request.url.path[:200]
+        if error.status_code == 404 and told == "Not Found":
+            paths = [getattr(route, "path", "") for route in app.routes]
+            told = f"there is no {path}{hint(path, paths)}"
+        return refused(request, Refusal(error.status_code, told, headers=error.headers))
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

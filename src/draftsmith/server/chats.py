@@ -18,6 +18,7 @@ from draftsmith.server.tools import USUAL, described, forced_call
 from draftsmith.text.grammar import Grammar
 from draftsmith.text.thoughts import Thoughts
 from draftsmith.text.tokenizer import OPENING, continues, decode, reserved
+from draftsmith.values import shown
 
 
 @dataclass(slots=True)
@@ -180,6 +181,7 @@ def grammar_of(given: ResponseFormat | None) -> Grammar | None:
     raise Refusal(
         400,
         "response_format must be one of {'type': 'text'}, {'type': 'json_object'}, {'type': "
-        "'json_schema', 'json_schema': {'schema': …}} and {'type': 'regex', 'pattern': …}",
+        "'json_schema', 'json_schema': {'schema': …}} and {'type': 'regex', 'pattern': …}, got "
+        f"{shown(given.sent())}",
         param="response_format",
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import itertools
 import json
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fastapi import Response
 
-from draftsmith.server.refusals import Refusal
+from draftsmith.server.refusals import Refusal, hint
 from draftsmith.server.schema import (
     WITHOUT_EFFECT,
     Body,
@@ -20,6 +19,8 @@ from draftsmith.server.schema import (
     Sampling,
     Section,
 )
+
+log = logging.getLogger(__name__)
 
 HEADER = "Warning"
 """Header for warnings (RFC 7234). Code 299 is a miscellaneous warning."""
@@ -84,15 +85,17 @@ class Ignored:
 
     def named(self, response: Response) -> Response:
         """Add a header with all warnings to a response, and return the response."""
-        values, left = list[str](), _LONGEST
-        fields = (
+        told, values, left = [*self._told], list[str](), _LONGEST
+        told += (
             f"the field {name!r} of {first}{f' and {len(more)} more' if more else ''} was ignored"
             f"{hint(name, known)}"
             for (name, known), (first, *more) in self._places.items()
         )
-        for told in itertools.chain(self._told, fields):
+        if told:  # clients often show no headers
+            log.info("ignored", extra={"fields": {"warnings": told}})
+        for one in told:
             # A header is ASCII. JSON escapes turn any text into a quoted ASCII string.
-            value = f"299 draftsmith {json.dumps(told)}"
+            value = f"299 draftsmith {json.dumps(one)}"
             left -= len(value) + 2
             if left < 0:
                 break
@@ -100,12 +103,6 @@ class Ignored:
         if values:
             response.headers[HEADER] = ", ".join(values)
         return response
-
-
-def hint(name: str, known: Collection[str]) -> str:
-    """Return a suggestion for a misspelt name, or ""."""
-    near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _sections(body: Section) -> Iterator[tuple[str, Section]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from draftsmith.errors import DraftsmithError, LoadError, OptionError, PromptError, UnsupportedError
+from draftsmith.values import shown
 
 
 class Refusal(DraftsmithError):
@@ -74,7 +76,11 @@ class Refusal(DraftsmithError):
         if places and path[0] == "messages" and len(path) > 1:
             where, path = places[int(path[1])], path[2:]
         path = [where, *path] if where else path
-        param, message = ".".join(path), str(first["msg"])
+        param, message = ".".join(path), str(first["msg"]).removeprefix("Value error, ")
+        if first["type"] == "missing" and isinstance(first["input"], dict):
+            message += hint(path[-1], first["input"], "is it in {!r}?")
+        elif first["type"].endswith(("_type", "literal_error")):
+            message += f", got {shown(first['input'])}"
         if first["type"] == "json_invalid":
             param, message = "", f"the body is not JSON: {first['ctx']['error']} at byte {path[0]}"
         elif param:
@@ -87,6 +93,12 @@ _ANTHROPIC = {
     429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 """HTTP status → type of Anthropic's errors."""
+
+
+def hint(name: str, known: Collection[str], ask: str = "did you mean {!r}?") -> str:
+    """Return a question about the most similar one of some names, or ""."""
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f"; {ask.format(near[0][:100])}" if near else ""
 
 
 @contextmanager

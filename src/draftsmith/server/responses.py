@@ -12,9 +12,10 @@ from fastapi import Request, Response
 from draftsmith.server.answers import Answer, Event, PartEvents, event
 from draftsmith.server.api import Api
 from draftsmith.server.calls.source import Call, TextPart
-from draftsmith.server.ignored import Ignored, hint
-from draftsmith.server.refusals import Refusal, renaming
+from draftsmith.server.ignored import Ignored
+from draftsmith.server.refusals import Refusal, hint, renaming
 from draftsmith.server.schema import (
+    FUNCTION,
     ChatRequest,
     CustomTool,
     Message,
@@ -72,6 +73,7 @@ def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
     for number, tool in enumerate(body.tools or ()):
         kind = tool.get("type")
         if kind == "function":
+            ignored.fields(tool, ("type", *FUNCTION), f"tools[{number}]")
             functions.append({name: value for name, value in tool.items() if name != "type"})
         elif kind == "custom":
             functions.append(_function(tool, f"tools[{number}]", ignored))

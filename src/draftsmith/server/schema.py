@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from draftsmith.server.refusals import Refusal
+from draftsmith.server.refusals import Refusal, hint
 from draftsmith.text.tokenizer import OPENING
 
 IGNORED = frozenset({
@@ -134,6 +134,7 @@ class Message(Section):
         if self.content is None and self.role != "assistant":
             raise ValueError(
                 f"a message of the role {self.role!r} needs content; send a text, or '' for none"
+                f"{hint('content', self.model_extra or (), 'is it in {!r}?')}"
             )
         return self
 
@@ -162,9 +163,11 @@ def text_of(content: str | list[Part] | None) -> str:
     if isinstance(content, list):
         for part in content:
             if part.text is None:
-                raise Refusal(
-                    400, f"this server reads text only, no {part.type!r}", param="content"
-                )
+                told = f"this server reads text only, no {part.type!r:.100}"
+                if part.type.endswith("text"):
+                    near = hint("text", part.model_extra or (), "is it in {!r}?")
+                    told = f"a part of the type {part.type!r:.100} needs text{near}"
+                raise Refusal(400, told, param="content")
         return "\n".join(part.text or "" for part in content)
     return content or ""
 
@@ -175,6 +178,10 @@ def arguments_of(arguments: str) -> Any:
         return json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
+
+
+FUNCTION = ("name", "description", "parameters", "strict")
+"""Names of the fields of a function."""
 
 
 class Tool(Section):
