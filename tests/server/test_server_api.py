@@ -405,7 +405,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(client: TestClient) -> N
     response = client.post("/v1/chat/completions",
                            json=ASK | {"chat_template_kwargs": {"chat_template": "x"}})  # fmt: skip
     assert response.status_code == 400
-    assert client.get("/nowhere").json()["error"]["message"] == "Not Found"
+    assert client.get("/nowhere").json()["error"]["message"] == "there is no /nowhere"
     assert client.get("/v1/completions").status_code == 405
 
 
