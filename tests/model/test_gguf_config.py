@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from tests import gguf_files, tiny
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -403,6 +404,9 @@ def test_g2_such_a_token_ends_an_answer_whatever_its_type(kind: int, tmp_path: P
     ("feed_forward_length", [128, 64], r"intermediate_size.* got list"),
     ("vocab_size", 77, "tensors have other sizes than its metadata says"),
 ])  # fmt: skip
+@pytest.mark.skipif(
+    transformers.__version__.startswith("4."), reason="transformers 4 reports other errors"
+)
 def test_g1_sizes_that_the_architecture_cannot_have_are_named(
     name: str, value: Any, said: str, tmp_path: Path
 ) -> None:
