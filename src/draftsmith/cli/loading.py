@@ -187,13 +187,13 @@ EVERY = 30
 def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar that its caller advances; in a file, a line every half minute."""
     with progress(transient=True) as shown, showing(shown.console):
-        number, told = shown.add_task(what, total=total), monotonic()
+        number, last = shown.add_task(what, total=total), monotonic()
 
         def advance(done: int) -> None:
-            nonlocal told
+            nonlocal last
             shown.advance(number, done)
-            if shown.disable and monotonic() - told > EVERY:
-                told = monotonic()
+            if shown.disable and monotonic() - last > EVERY:
+                last = monotonic()
                 note(f"{what}: {shown.tasks[0].completed:.0f} of {total}")
 
         yield advance

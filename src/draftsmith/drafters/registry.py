@@ -119,9 +119,9 @@ def _drafter(node: ast.expr, spec: str) -> Drafter:
     given = [f for f in fields(cls) if f.init]
     needed = [f.name for f in given if f.default is f.default_factory is MISSING]
     if missing := [option for option in needed if option not in options]:
-        told = ", ".join(f"{option}=…" for option in missing)
-        like = "write it like copyspec+auto" if name == "cascade" else f"write {name}({told})"
-        raise OptionError(f"drafter {spec!r}: {name} needs {told}; {like}")
+        listed = ", ".join(f"{option}=…" for option in missing)
+        like = "write it like copyspec+auto" if name == "cascade" else f"write {name}({listed})"
+        raise OptionError(f"drafter {spec!r}: {name} needs {listed}; {like}")
     for field in fields(cls):  # so that the string `false` does not count as true
         value = options.get(field.name)
         if field.type in (bool, "bool") and str(value).lower() in ("true", "false"):

@@ -222,11 +222,11 @@ def _tell_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def usual(request: Request, error: HTTPException) -> Response:
-        told, path = str(error.detail), request.url.path[:200]
-        if error.status_code == 404 and told == "Not Found":
+        message, path = str(error.detail), request.url.path[:200]
+        if error.status_code == 404 and message == "Not Found":
             paths = [getattr(route, "path", "") for route in app.routes]
-            told = f"there is no {path}{hint(path, paths)}"
-        return refused(request, Refusal(error.status_code, told, headers=error.headers))
+            message = f"there is no {path}{hint(path, paths)}"
+        return refused(request, Refusal(error.status_code, message, headers=error.headers))
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:

@@ -41,19 +41,20 @@ class Ignored:
         if unknown and strict:
             name = unknown[0][:100]
             raise Refusal(400, f"unknown field {name!r}{hint(name, known)}", param=name)
-        self._told = [f"the field {name!r:.100} is unknown and was ignored" for name in unknown]
+        self._warnings = [f"the field {name!r:.100} is unknown and was ignored" for name in unknown]
         self._places: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         """An unknown field, and the fields that are known there → its places."""
         for where, part in _sections(body):
             self.section(part, where)
 
-    def add(self, told: str) -> None:
+    def add(self, warning: str) -> None:
         """Add a warning."""
-        self._told.append(told)
+        self._warnings.append(warning)
 
     def section(self, part: Section, where: str) -> None:
         """Add a warning for each unknown field of a part of the request, and of its parts."""
-        self.fields(part.model_extra or {}, part.names(), where)
+        if part.model_extra:
+            self.fields(part.model_extra, part.names(), where)
         for place, inner in _sections(part):
             self.section(inner, f"{where}.{place}")
 
@@ -85,17 +86,17 @@ class Ignored:
 
     def named(self, response: Response) -> Response:
         """Add a header with all warnings to a response, and return the response."""
-        told, values, left = [*self._told], list[str](), _LONGEST
-        told += (
+        warnings, values, left = [*self._warnings], list[str](), _LONGEST
+        warnings += (
             f"the field {name!r} of {first}{f' and {len(more)} more' if more else ''} was ignored"
             f"{hint(name, known)}"
             for (name, known), (first, *more) in self._places.items()
         )
-        if told:  # clients often show no headers
-            log.info("ignored", extra={"fields": {"warnings": told}})
-        for one in told:
+        if warnings:  # clients often show no headers
+            log.info("ignored", extra={"fields": {"warnings": warnings}})
+        for warning in warnings:
             # A header is ASCII. JSON escapes turn any text into a quoted ASCII string.
-            value = f"299 draftsmith {json.dumps(one)}"
+            value = f"299 draftsmith {json.dumps(warning)}"
             left -= len(value) + 2
             if left < 0:
                 break

@@ -72,20 +72,16 @@ def count(api: Api, body: CountRequest, ignored: Ignored) -> dict[str, int]:
 
 def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest:
     """Translate a request to a chat; raise Refusal if that is not possible."""
-    messages: list[dict[str, Any]] = []
-    places: list[str] = []
+    placed: list[tuple[str, dict[str, Any]]] = []
     if body.system:
-        messages.append({"role": "system", "content": text_of(body.system)})
-        places.append("system")
+        placed.append(("system", {"role": "system", "content": text_of(body.system)}))
     for number, turn in enumerate(body.messages):
-        made = _messages(turn, f"messages[{number}]", ignored)
-        messages += made
-        places += [f"messages[{number}]"] * len(made)
+        where = f"messages[{number}]"
+        placed += [(where, message) for message in _messages(turn, where, ignored)]
     output, choice = body.output_config or OutputSettings(), body.tool_choice or Choice(type="auto")
     named = {"type": "function", "function": {"name": choice.name}}
     asked: dict[str, Any] = {
         "model": body.model,
-        "messages": messages,
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences,
         "temperature": body.temperature,
@@ -103,9 +99,8 @@ def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest
             functions.append(_function(tool, f"tools[{number}]", ignored))
         else:
             ignored.add(f"tools[{number}] of the type {tool.get('type')!r:.100} was ignored")
-    if functions:
-        asked["tools"] = [{"type": "function", "function": function} for function in functions]
-    return ChatRequest.translated(asked | _thinking(body.thinking, tokenizer, ignored), places)
+    asked |= _thinking(body.thinking, tokenizer, ignored)
+    return ChatRequest.translated(placed, functions, asked)
 
 
 def _thinking(thinking: Thinking | None, tokenizer: Any, ignored: Ignored) -> dict[str, Any]:
@@ -147,8 +142,8 @@ def _messages(turn: Turn, where: str, ignored: Ignored) -> list[dict[str, Any]]:
             continue
         ignored.fields(given, ("type", *_BLOCKS[kind]), place)
         if _ROLES.get(kind, turn.role) != turn.role:
-            told = f"{place}: a {kind} block must be in a message of the {_ROLES[kind]}"
-            raise Refusal(400, told, param="messages")
+            wrong = f"{place}: a {kind} block must be in a message of the {_ROLES[kind]}"
+            raise Refusal(400, wrong, param="messages")
         if kind == "tool_result":
             found = {"role": "tool", "tool_call_id": block.tool_use_id}
             results.append(found | {"content": block.content or ""})

@@ -57,7 +57,6 @@ def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
     placed, form = _messages(body, ignored), (body.text or TextSettings()).format
     asked: dict[str, Any] = {
         "model": body.model,
-        "messages": [message for _, message in placed],
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -79,9 +78,7 @@ def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
             functions.append(_function(tool, f"tools[{number}]", ignored))
         else:  # only OpenAI's servers have such tools
             ignored.add(f"tools[{number}] of the type {kind!r:.100} was ignored")
-    if functions:
-        asked["tools"] = [{"type": "function", "function": function} for function in functions]
-    return ChatRequest.translated(asked, [place for place, _ in placed])
+    return ChatRequest.translated(placed, functions, asked)
 
 
 def _choice(choice: str | Mapping[str, Any] | None, ignored: Ignored) -> Any:
@@ -92,10 +89,10 @@ def _choice(choice: str | Mapping[str, Any] | None, ignored: Ignored) -> Any:
     if kind in ("function", "custom"):
         ignored.fields(choice, ("type", "name"), "tool_choice")
         return {"type": "function", "function": {"name": choice.get("name")}}
-    told = f"no tool of the type {kind!r:.100} can be forced"
+    why = f"no tool of the type {kind!r:.100} can be forced"
     if kind == "allowed_tools":
-        told = "send the tools that are allowed, and no others"
-    raise Refusal(400, f"tool_choice: {told}", param="tool_choice")
+        why = "send the tools that are allowed, and no others"
+    raise Refusal(400, f"tool_choice: {why}", param="tool_choice")
 
 
 def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[str, Any]:

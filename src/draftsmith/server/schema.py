@@ -59,12 +59,15 @@ class Section(BaseModel):
         return {name: value for name, value in given.items() if value is not None or name in _NULL}
 
     @classmethod
-    def of(cls, given: Any, where: str = "") -> Self:
-        """Validate an object that is in a request at `where`; raise Refusal."""
+    def of(cls, given: Any, where: str = "", places: Sequence[str] = ()) -> Self:
+        """Validate an object that is in a request at `where`; raise Refusal.
+
+        `places`: for a translated chat, where the request has what became each message.
+        """
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            raise Refusal.of_validation(error.errors(), where) from None
+            raise Refusal.of_validation(error.errors(), where, places) from None
 
     def sent(self) -> dict[str, Any]:
         """Return the object as the client sent it."""
@@ -163,11 +166,11 @@ def text_of(content: str | list[Part] | None) -> str:
     if isinstance(content, list):
         for part in content:
             if part.text is None:
-                told = f"this server reads text only, no {part.type!r:.100}"
+                message = f"this server reads text only, no {part.type!r:.100}"
                 if part.type.endswith("text"):
                     near = hint("text", part.model_extra or (), "is it in {!r}?")
-                    told = f"a part of the type {part.type!r:.100} needs text{near}"
-                raise Refusal(400, told, param="content")
+                    message = f"a part of the type {part.type!r:.100} needs text{near}"
+                raise Refusal(400, message, param="content")
         return "\n".join(part.text or "" for part in content)
     return content or ""
 
@@ -322,15 +325,20 @@ class ChatRequest(Sampling):
     add_generation_prompt: bool | None = None
 
     @classmethod
-    def translated(cls, asked: dict[str, Any], places: Sequence[str]) -> ChatRequest:
+    def translated(
+        cls,
+        placed: Sequence[tuple[str, dict[str, Any]]],
+        functions: Sequence[dict[str, Any]],
+        fields: dict[str, Any],
+    ) -> ChatRequest:
         """Validate a chat that was translated from another interface; raise Refusal.
 
-        `places`: where the request has what became each message.
+        `placed`: its messages, each after its place in the request. `functions`: its tools.
         """
-        try:
-            return cls.model_validate(asked)
-        except ValidationError as error:
-            raise Refusal.of_validation(error.errors(), places=places) from None
+        asked = fields | {"messages": [message for _, message in placed]}
+        if functions:
+            asked["tools"] = [{"type": "function", "function": function} for function in functions]
+        return cls.of(asked, places=[place for place, _ in placed])
 
     @property
     def longest(self) -> str:
