@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from draftsmith.core.budget import (
@@ -165,6 +166,33 @@ def test_a_rung_of_the_ladder_counts_as_the_mean_of_its_widths() -> None:
         cost.record(width, 1 + 0.05 * width)
     for width in (3, 5, 7, 12, 16):
         assert cost.relative(width) == pytest.approx(1 + 0.05 * width, rel=0.01)
+
+
+def test_nodes_of_a_padded_pass_cost_the_same() -> None:
+    """Passes with 4 to 7 nodes and the root are computed over 8 positions."""
+    cost = CostCurve((1, 3, 7, 15), padded=True)
+    for width, seconds in ((0, 1.0), (1, 1.1), (2, 1.2), (6, 1.4)):
+        cost.record(width, seconds)
+        cost.at(2).record(2 * width, seconds)
+    padded = [1.0, 1.1, 1.2, 1.2, 1.4, 1.4, 1.4, 1.4]
+    assert [cost.relative(width) for width in range(8)] == pytest.approx(padded)
+    assert cost.relative(8) > 1.4
+    nodes, costs = zip(*cost.line(), strict=True)
+    assert len(set(nodes)) == len(nodes)
+    assert np.interp(range(16), nodes, costs) == pytest.approx([*map(cost.relative, range(16))])
+    assert cost.at(2).relative(3) == pytest.approx(1.15), "passes with several rows are not padded"
+
+
+def test_a_budget_fills_padded_passes() -> None:
+    cost = CostCurve((1, 3, 7, 15, 31, 63, 79), padded=True)
+    for width in (0, *cost.ladder):
+        cost.record(width, 1 + 0.01 * width)
+    budget, widths = AutoBudget(cost), set()
+    for n in range(40):
+        learn(budget, n / 40, 20)
+        widths.add(budget.best_width())
+    assert len(widths) > 3
+    assert widths <= {0, *cost.ladder[:-1], 64}, "64 is the ceiling"
 
 
 def test_the_first_pass_of_a_width_may_be_slow() -> None:

@@ -298,7 +298,11 @@ def test_store_is_an_option() -> None:
     live = build("llama")
     assert load(live).store == Engine(live).model.store == "packed"
     assert load(live, store="static").store == "static"
-    assert Engine.from_pretrained(live, store="static").model.store == "static"
+    engine = Engine.from_pretrained(live, store="static")
+    assert engine.model.store == "static"
+    assert [*engine.cost.widths] == [width - 1 for width in static.WIDTHS[1:]], (
+        "as passes are padded"
+    )
     assert Engine(load(live, store="static")).model.store == "static"
     assert Engine(load(live, store="static"), store="packed").model.store == "packed"
     for call in (load, Engine.from_pretrained):

@@ -160,19 +160,19 @@ class AutoBudget:
     @property
     def retry(self) -> int:
         """Nodes of a draft that tests whether drafting pays again."""
-        widths = sorted({min(width, RETRY_WIDTH, self.ceiling) for width in LADDER})
+        widths = sorted({min(width, RETRY_WIDTH, self.ceiling) for width in self.cost.widths})
         useful = [width for width in widths if self.reach(width)] or widths[-1:]
         paid = [width for width in useful if self.cost.relative(width) <= 1 + RETRY_COST]
         return max(paid, default=useful[0])
 
     def best_width(self) -> int:
-        """Return the ladder width with the most expected tokens per unit of cost; 0: plain."""
+        """Return the width with the most expected tokens per unit of cost; 0: plain."""
         return _widths([self], self.cost, 0)[0]
 
     def rungs(self) -> Iterator[tuple[float, int]]:
-        """Yield (tokens, nodes) that each rung of the ladder adds to a draft."""
+        """Yield (tokens, nodes) that each wider draft adds to the one before."""
         width, tokens = 0, 0.0
-        for rung in LADDER:
+        for rung in self.cost.widths:
             wider = min(rung, self.ceiling)
             if wider == width:
                 return

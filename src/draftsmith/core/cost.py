@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
+from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -42,14 +43,20 @@ class CostCurve:
     Before any measurement passes are assumed to be cheap (as on a GPU, or a CPU in bfloat16).
     """
 
-    def __init__(self, ladder: Sequence[int] = LADDER, cold: bool = False) -> None:
+    def __init__(
+        self, ladder: Sequence[int] = LADDER, cold: bool = False, padded: bool = False
+    ) -> None:
         """`ladder`: widths that are measured separately; passes between two count for the
         upper one, which keeps their mean width.
 
         `cold`: the first pass over each number of tokens is not recorded. A GPU loads and chooses
         kernels for it.
+
+        `padded`: a pass with one row is padded to the next width of `ladder`, so all nodes up to
+        that width cost the same.
         """
         self.ladder = ladder
+        self._padded = padded
         self._warm: set[int] | None = set() if cold else None
         """Numbers of tokens that passes had; None: all passes are recorded."""
         self.rows = 1
@@ -94,6 +101,11 @@ class CostCurve:
             return here
         near = min(measured, key=lambda n: (max(n, rows) / min(n, rows), n))
         return self.at(near, context * near // rows)
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """Widths of drafts that are worth comparing."""
+        return self.ladder if self._padded else LADDER
 
     @property
     def context(self) -> int:
@@ -147,12 +159,14 @@ class CostCurve:
         return on_curve(self.points(), width, PRIOR_SLOPE)
 
     def line(self) -> Points:
-        """Return (nodes of each sequence, cost of the pass) for the ladder.
+        """Return (nodes of each sequence, cost of the pass) for `widths`.
 
         Assumes that all sequences of the pass draft the same number of nodes.
         """
-        points = self.points()
-        return [(n, on_curve(points, self.rows * n, PRIOR_SLOPE)) for n in (0, *LADDER)]
+        points, nodes = self.points(), {0, *self.widths}
+        if self._padded:
+            nodes |= {1 + width for width in self.widths}  # from where the next width is paid
+        return [(n, on_curve(points, self.rows * n, PRIOR_SLOPE)) for n in sorted(nodes)]
 
     def points(self) -> Points:
         """Return the measured (draft nodes of a pass, cost) pairs."""
@@ -162,13 +176,14 @@ class CostCurve:
         near = sorted(self._plainly[self.rows], key=lambda doublings: abs(doublings - here))
         plain = {doublings: self._plain(doublings) for doublings in near}
         least = math.inf
-        for rung in reversed(self.ladder):
+        for below, rung in reversed([*pairwise((0, *self.ladder))]):
             at = next((d for d in near if (self.rows, d, rung) in self._passes), None)
             if at is not None:
                 width, seconds, _ = self._passes[self.rows, at, rung]
                 # Some kernels are slower at a width than at a wider one; the wider cost is used.
                 cost = min(least, seconds / plain[at])
-                points.insert(1, (width, cost))
+                alike = {below + 1, rung} if self._padded and self.rows == 1 else {width}
+                points[1:1] = [(nodes, cost) for nodes in sorted(alike)]
                 least = cost if at == here else least
         return points
 

@@ -32,6 +32,7 @@ from draftsmith.model.exact.find import exactly
 from draftsmith.model.load import LOADING_HINTS, load
 from draftsmith.model.loaded import LoadedModel, Store, last_part
 from draftsmith.model.probe import with_store
+from draftsmith.model.runner import new_cost
 from draftsmith.text.tokenizer import as_batch
 from draftsmith.values import known_options, number, shown, switch
 
@@ -167,7 +168,7 @@ class Engine:
         if exact and model.exact is None:
             model = exactly(model)
         self.model: LoadedModel = model
-        self.cost = cost or CostCurve(cold=model.device.type != "cpu")
+        self.cost = cost or new_cost(model)
         path = None if answers_file is None else Path(answers_file)
         self.answers = AnswerCache(answers, model.facts, path) if answers else None
         """Store of earlier answers; None: they are not stored."""

@@ -26,7 +26,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationMixin, StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from draftsmith.core.cost import CostCurve
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import (
     Distribution,
@@ -52,6 +51,7 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.openmp import end_team
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.prepack import prepack as lay_out
+from draftsmith.model.runner import new_cost
 from draftsmith.values import known_options, switch
 
 _NO_LIMIT = 1 << 30
@@ -197,7 +197,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         with self._binding:
             if self._drafting is None:
                 assert self._loaded is not None  # such calls do not get here
-                cost = CostCurve(cold=self._loaded.device.type != "cpu")
+                cost = new_cost(self._loaded)
                 self._drafting = Drafting.of(self._loaded, self.drafter, self.budget, cost)
             return self._drafting
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from draftsmith.core.cost import CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps, ahead
@@ -20,13 +21,21 @@ from draftsmith.model.own_cache import NoStore, OwnCacheStore
 from draftsmith.model.packed import PackedStore
 from draftsmith.model.rope import rope_boundary
 from draftsmith.model.rows import KVStore, SequenceRow
-from draftsmith.model.static import StaticStore
+from draftsmith.model.static import WIDTHS, StaticStore
 from draftsmith.model.taps import RowTaps, check
 from draftsmith.model.windows import Window, layer_windows, windows_by_layer
 
 _CHUNK_CPU, _CHUNK_ACCELERATOR = 512, 2048
 _MOST_PENDING = 16
 """A replaying row with more pending tokens than this absorbs them in a pass without a draft."""
+
+
+def new_cost(loaded: LoadedModel) -> CostCurve:
+    """Return a curve for the passes of a model, without measurements."""
+    cold = loaded.device.type != "cpu"
+    if loaded.store == "static":
+        return CostCurve([width - 1 for width in WIDTHS if width > 1], cold, padded=True)
+    return CostCurve(cold=cold)
 
 
 class Runner:
