@@ -56,7 +56,8 @@ def _section(answer: Answer, number: int, count: int) -> str:
     begin, end = len(answer.prompt), len(answer.prompt) + len(answer.output)
     panes = {"Answer": _marked(answer, begin, end), "Prompt": _marked(answer, 0, begin)}
     boxes = "\n".join(
-        f'<section class="card"><h3>{name}</h3><div class="text">{text}</div></section>'
+        f'<section class="card"><h3>{name}</h3>\n'
+        f'<div class="text" tabindex="0" role="group" aria-label="{name}">{text}</div></section>'
         for name, text in panes.items()
     )
     return f'{heading}<p class="told">{told}</p>\n<div class="pair">\n{boxes}\n</div>'
