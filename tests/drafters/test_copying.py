@@ -81,6 +81,8 @@ def test_longest_match_goes_on_into_its_own_copy() -> None:
     assert draft.tokens == tuple([1, 2, 3] * 30)[: len(draft)]
     assert draft.origins is not None
     assert draft.origins[:7] == (23, 24, 25, 23, 24, 25, 23), "the last round, again and again"
+    ctx = context([9, 8] + [7] * 6)
+    assert (parse("longest_match").open(ctx).draft(ctx).origins or ())[:3] == (7, 7, 7)
 
 
 def test_prediction_never_spills_into_the_prompt() -> None:
