@@ -84,7 +84,7 @@ class WithHead(Drafter):
         self.head.entries = cast("Any", head)
 
     def open(self, ctx: Context) -> DrafterState:
-        state = AutoState(prior(1), bigrams=self.auto.bigrams, head=self.head)
+        state = AutoState(self.auto, prior(1), head=self.head)
         state.take(ctx)
         state.read()
         return state

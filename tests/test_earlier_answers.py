@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ import pytest
 import tiny
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.stats import Stats
 from draftsmith.drafters.auto import EARLIER
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import GenerationInterrupted, LoadError, OptionError
 from draftsmith.model.load import load
 
 MODEL = load(tiny.model(), tiny.tokenizer())
-PROMPTS = [[5, 6, 7, 8, 9, 10 + i] for i in range(6)]
+PROMPTS = [[5, 6, 7, 8, 9, 10 + i] for i in range(4)]
 BYTES = 2_000_000
 
 
@@ -40,25 +42,24 @@ def count(one: Engine) -> int:
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}])
 def test_tokens_are_those_of_an_engine_without_memory(options: dict[str, Any]) -> None:
     plain, memory = engine(), remembering()
+    options = options | {"max_new_tokens": 24}
     drafted = set[str]()
-    for _ in range(3):
-        for prompt in PROMPTS:
-            expected = plain.generate(prompt, max_new_tokens=40, **options)
-            got = memory.generate(prompt, max_new_tokens=40, **options)
+    for prompt in PROMPTS:
+        expected = plain.generate(prompt, **options)
+        for _ in range(2):
+            got = memory.generate(prompt, **options)
             assert got.tokens == expected.tokens
             drafted |= {*got.stats.by_source}
-    assert count(memory) == 18
+    assert count(memory) == 2 * len(PROMPTS)
     assert EARLIER in drafted
-    both = memory.generate(PROMPTS, max_new_tokens=40, **options)
-    assert [r.tokens for r in both] == [
-        r.tokens for r in plain.generate(PROMPTS, max_new_tokens=40, **options)
-    ]
+    both, apart = (one.generate(PROMPTS, **options) for one in (memory, plain))
+    assert [r.tokens for r in both] == [r.tokens for r in apart]
 
 
 def test_an_answer_given_before_takes_fewer_passes_and_points_nowhere() -> None:
     memory = remembering()
-    first = memory.generate(PROMPTS[0], max_new_tokens=60)
-    again = memory.generate(PROMPTS[0], max_new_tokens=60)
+    first = memory.generate(PROMPTS[0], max_new_tokens=40)
+    again = memory.generate(PROMPTS[0], max_new_tokens=40)
     assert again.tokens == first.tokens
     assert again.stats.passes < first.stats.passes
     named = [at for at, source in enumerate(again.sources) if source == EARLIER]
@@ -68,8 +69,8 @@ def test_an_answer_given_before_takes_fewer_passes_and_points_nowhere() -> None:
 
 def test_it_is_off_unless_asked_for() -> None:
     plain = engine()
-    first = plain.generate(PROMPTS[0], max_new_tokens=60)
-    again = plain.generate(PROMPTS[0], max_new_tokens=60)
+    first = plain.generate(PROMPTS[0], max_new_tokens=40)
+    again = plain.generate(PROMPTS[0], max_new_tokens=40)
     assert plain.answers is None
     assert again.stats.passes == first.stats.passes
     assert EARLIER not in again.stats.by_source
@@ -77,15 +78,17 @@ def test_it_is_off_unless_asked_for() -> None:
 
 def test_salts_are_apart_and_can_be_forgotten() -> None:
     memory = remembering()
-    fresh = memory.generate(PROMPTS[0], max_new_tokens=60, cache_salt="a").stats
-    other = memory.generate(PROMPTS[0], max_new_tokens=60, cache_salt="b").stats
+
+    def ask(salt: str) -> Stats:
+        return memory.generate(PROMPTS[0], max_new_tokens=40, cache_salt=salt).stats
+
+    fresh, other = ask("a"), ask("b")
     assert (other.passes, other.drafted) == (fresh.passes, fresh.drafted)
     assert EARLIER not in other.by_source
-    again = memory.generate(PROMPTS[0], max_new_tokens=60, cache_salt="a").stats
-    assert again.passes < fresh.passes
+    assert ask("a").passes < fresh.passes
     assert memory.answers is not None
     memory.answers.forget("a")
-    after = memory.generate(PROMPTS[0], max_new_tokens=60, cache_salt="a").stats
+    after = ask("a")
     assert (after.passes, after.drafted) == (fresh.passes, fresh.drafted)
     assert count(memory) == 2
 
@@ -257,20 +260,15 @@ def test_chats_are_apart_and_a_reset_forgets() -> None:
     assert (again.passes, again.drafted) == (fresh.passes, fresh.drafted)
 
 
-def test_a_turn_with_another_salt_begins_anew() -> None:
-    chat = remembering().chat(max_new_tokens=60)
-    fresh = chat.send("hello world", cache_salt="a").stats
-    chat.messages.clear()
-    other = chat.send("hello world", cache_salt="b").stats
-    assert (other.passes, other.drafted) == (fresh.passes, fresh.drafted)
-    chat.messages.clear()
-    assert chat.send("hello world", cache_salt="a").stats.passes < fresh.passes
+@pytest.mark.parametrize("made", [engine, remembering], ids=["its own memory", "the engine's"])
+def test_a_turn_with_another_salt_begins_anew(made: Callable[[], Engine]) -> None:
+    chat = made().chat(max_new_tokens=40)
 
+    def ask(salt: str) -> Stats:
+        chat.messages.clear()
+        return chat.send("hello world", cache_salt=salt).stats
 
-def test_a_chats_own_memory_keeps_salts_apart() -> None:
-    chat = engine().chat(max_new_tokens=60)
-    fresh = chat.send("hello world", cache_salt="a").stats
-    chat.messages.clear()
-    other = chat.send("hello world", cache_salt="b").stats
+    fresh, other = ask("a"), ask("b")
     assert (other.passes, other.drafted) == (fresh.passes, fresh.drafted)
     assert EARLIER not in other.by_source
+    assert ask("a").passes < fresh.passes

@@ -18,7 +18,8 @@ import tiny
 from draftsmith import Engine, Grammar
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
-from draftsmith.drafters.auto import GRAMMAR, AutoState
+from draftsmith.core.target import ModelFacts
+from draftsmith.drafters.auto import GRAMMAR, Auto, AutoState
 from draftsmith.drafters.mixer_prior import prior
 from draftsmith.errors import GenerationInterrupted, OptionError
 from draftsmith.text.grammar import Grammars, GrammarState, unpacked
@@ -158,7 +159,7 @@ def start(engine: Engine, grammar: Grammar, text: str = "") -> tuple[GrammarStat
 
 
 def open_mixture(
-    ids: list[int], grammar: GrammarState, **options: Any
+    ids: list[int], grammar: GrammarState, chain: bool = False
 ) -> tuple[AutoState, Context]:
     ctx = Context(
         ids=ids,
@@ -170,7 +171,8 @@ def open_mixture(
         budget=64,
         depth=64,
     )
-    return AutoState(prior(1), **options), ctx
+    facts = ModelFacts(layers=1, heads=1, shape="chain" if chain else "tree")
+    return AutoState(Auto().bind(facts), prior(1)), ctx
 
 
 @pytest.mark.parametrize("sampling", CHOICES, ids=["greedy", "seeded"])

@@ -92,7 +92,7 @@ def test_only_what_hangs_below_the_last_token_is_unread() -> None:
     assert stats.by_source[PREDICTION].rejected == 3
 
 
-@pytest.mark.parametrize("drafter", ["auto", "longest_match", "copyspec", "prompt_lookup"])
+@pytest.mark.parametrize("drafter", ["auto", "longest_match", "prompt_lookup"])
 def test_drafters_say_what_they_copied_from_it(engine: Engine, drafter: str) -> None:
     plain = engine.generate(IDS, max_new_tokens=40, drafter="none")
     assert plain.accepted_prediction_tokens == plain.rejected_prediction_tokens == 0

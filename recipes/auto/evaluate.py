@@ -57,7 +57,7 @@ class Judged(Auto):
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
         assert self.mixer is not None
-        return AutoState(self.mixer, chain=self.chain, answers=self.answers)
+        return AutoState(self, self.mixer, self.answers)
 
 
 Priors = dict[bool, Mixer]

@@ -24,7 +24,7 @@ from fit import FORGETTING, remember
 
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Gumbel, SamplingParams
-from draftsmith.drafters.auto import PACE, AutoState
+from draftsmith.drafters.auto import PACE, Auto, AutoState
 from draftsmith.drafters.bigrams import table_of
 from draftsmith.drafters.context_index import ContextIndex, new_index, with_ids
 from draftsmith.drafters.logit_rows import ROW, WIDTH, best
@@ -88,7 +88,7 @@ class Passes:
 
 def record(runner: Runner, ids: list[int], prompt: int) -> Passes:
     """Let the model repeat an answer; keep the rows."""
-    state, length, rows, aside = AutoState(prior(1)), prompt, [], []
+    state, length, rows, aside = AutoState(Auto(), prior(1)), prompt, [], []
     context = Context(ids[:prompt], prompt, 2**30, SamplingParams(), Gumbel(0), budget=LARGEST)
     state.line = np.array([[0.0, 1.0], [LARGEST, 1.0 + COST * LARGEST]])
     state.take(context)

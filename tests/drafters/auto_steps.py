@@ -12,28 +12,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from drafted import context
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Outcome
-from draftsmith.core.sampling import SamplingParams, TorchSampler
-from draftsmith.core.target import RowOutput
+from draftsmith.core.target import ModelFacts, RowOutput, Shape
 from draftsmith.core.verify import Verification, verify_greedy
-from draftsmith.drafters.auto import AutoState
+from draftsmith.drafters.auto import Auto, AutoState
 from draftsmith.drafters.mixer_prior import prior
 from draftsmith.text.grammar import GrammarState, Scout
 
 
-def context(ids: list[int], prediction: tuple[int, ...] = (), vocab_size: int = 300_000) -> Context:
-    return Context(
-        ids=ids,
-        prompt_length=len(ids),
-        vocab_size=vocab_size,
-        sampling=SamplingParams(),
-        sampler=TorchSampler.seeded(0),
-        prediction=prediction,
-        budget=64,
-        depth=64,
-    )
+def auto_for(shape: Shape) -> Any:
+    """`auto` for a model that verifies this."""
+    return Auto(tuned=False).bind(ModelFacts(layers=1, heads=1, shape=shape))
 
 
 def verified(draft: Draft, truth: list[int]) -> Verification:
@@ -100,8 +92,9 @@ def steps(count: int, seed: int = 0) -> list[Any]:
         text = texts(source)
         begin = source.randrange(1, 300)
         prediction = tuple(text[begin : begin + 100]) if source.random() < 0.3 else ()
-        ctx = context(text[:begin], prediction)
-        state = AutoState(prior(1), chain=source.random() < 0.2)
+        ctx = context(text[:begin], prediction=prediction)
+        shape: Shape = "chain" if source.random() < 0.2 else "tree"
+        state = AutoState(auto_for(shape), prior(1))
         logits = source.random() < 0.5
         if source.random() < 0.3:
             ctx.grammar = Odd()

@@ -15,7 +15,7 @@ from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, Sampler, SamplingParams
 from draftsmith.core.sequence import EndTokens, Sequence
 from draftsmith.core.target import Shape
-from draftsmith.drafters.draft_model.draft_model import ALGORITHMS, GUESSING, DraftModel
+from draftsmith.drafters.draft_model.draft_model import ALGORITHMS, DraftModel
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.drafters.draft_model.translation import Pair
 from draftsmith.testing import (
@@ -28,6 +28,12 @@ from draftsmith.testing import (
 from draftsmith.text.vocab import Vocabulary, intersect
 
 SAMPLED = SamplingParams(temperature=1.0)
+
+DISTRIBUTIONS = {
+    "plain": SAMPLED,
+    "top_k": SamplingParams(temperature=0.6, top_k=2),
+    "top_p": SamplingParams(temperature=1.3, top_p=0.7),
+}
 
 PAIRS: dict[str, tuple[list[bytes | None], list[bytes | None]]] = {
     "same": ([b"a", b"b", b"c"], [b"a", b"b", b"c"]),
@@ -74,25 +80,20 @@ def bound(
     **options: Any,
 ) -> BoundDraftModel:
     """`algorithm` between two toy vocabularies; the drafter model is a `ToyTarget`."""
-    options = {"tokens": 2, "confidence": 0.0, "reproducible": False} | options
+    options = {"tokens": 2, "confidence": 0.0} | options
     T, D = toy_vocabulary(target), toy_vocabulary(drafter)  # noqa: N806
-    pair = Pair(
-        intersect(T, D),
-        T,
-        D,
-        ends=frozenset(ends),
-        begins=(),
-        tokens=options["tokens"],
-        confidence=options["confidence"],
-        reproducible=options["reproducible"],
-        source="draft_model",
-        psi=options.get("psi", "path"),
-    )
+    pair = pair_of(T, D, ends=frozenset(ends), **options)
     config = DraftModel("toy", algorithm=algorithm, **options)  # type: ignore[arg-type]
     runner = ToyTarget(len(drafter), distribution, order=order, seed=seed, shape=shape)
-    guesses = config.reproducible or algorithm in GUESSING
     translate = ALGORITHMS[algorithm](pair)
-    return BoundDraftModel(config, runner, translate, guesses, "", copier=Parrot())
+    return BoundDraftModel(config, runner, translate, not config.sampled, "", copier=Parrot())
+
+
+def pair_of(target: Vocabulary, drafter: Vocabulary, **options: Any) -> Pair:
+    """Two vocabularies with the options of a draft model."""
+    defaults = {"ends": frozenset(), "begins": (), "tokens": 5, "confidence": 0.0}
+    defaults |= {"reproducible": False, "source": "draft_model"}
+    return Pair(intersect(target, drafter), target, drafter, **defaults | options)
 
 
 class Parrot(Drafter):
@@ -128,29 +129,15 @@ class Processed(ToyTarget):
 
 
 def answer(
-    target: ToyTarget,
-    drafter: Drafter,
-    prompt: abc.Sequence[int],
-    length: int,
-    sampler: Sampler,
-    params: SamplingParams = SAMPLED,
-    ends: abc.Sequence[int] = (),
+    target: ToyTarget, drafter: Drafter, prompt: abc.Sequence[int], *options: Any
 ) -> tuple[int, ...]:
-    """What the loop answers; one `sampler` for target and drafter, so that it can be enumerated."""
-    return tuple(decoded(target, drafter, prompt, length, sampler, params, ends).ids[len(prompt) :])
+    """What the loop answers (see `sequence`)."""
+    return tuple(decoded(target, drafter, prompt, *options).ids[len(prompt) :])
 
 
-def decoded(
-    target: ToyTarget,
-    drafter: Drafter,
-    prompt: abc.Sequence[int],
-    length: int,
-    sampler: Sampler,
-    params: SamplingParams = SAMPLED,
-    ends: abc.Sequence[int] = (),
-) -> Sequence:
-    """The finished sequence."""
-    done = sequence(target, drafter, prompt, length, sampler, params, ends)
+def decoded(target: ToyTarget, *options: Any) -> Sequence:
+    """The finished sequence (see `sequence`)."""
+    done = sequence(target, *options)
     while not done.finished:
         step([done], target)
     if done.drafter_error is not None:
@@ -166,12 +153,13 @@ def sequence(
     sampler: Sampler,
     params: SamplingParams = SAMPLED,
     ends: abc.Sequence[int] = (),
+    budget: Budget | None = None,
 ) -> Sequence:
-    """A sequence that has its row."""
+    """A sequence that has its row; one `sampler` for target and drafter, to enumerate its draws."""
     started = Sequence(
         prompt,
         drafter=drafter,
-        budget=FixedBudget(3),
+        budget=budget or FixedBudget(3),
         distribution=Distribution.of(params, len(prompt), ()),
         sampler=sampler,
         vocab_size=target.vocab_size,
@@ -211,3 +199,23 @@ def exact(
 ) -> dict[tuple[int, ...], float]:
     """The target's own distribution over the next `length` ids under `params`."""
     return exact_distribution(Processed(target, params), prompt, length)
+
+
+def check(
+    drafter: Drafter,
+    params: SamplingParams = SAMPLED,
+    length: int = 2,
+    *,
+    size: int,
+    ends: abc.Sequence[int] = (),
+) -> None:
+    """Assert that answers of a target with `size` tokens keep its distribution."""
+    target = ToyTarget(size, order=1, seed=1)
+    ours = enumerate_distribution(
+        lambda sampler: answer(target, drafter, [0, 1], length, sampler, params, ends)
+    )
+    expected: dict[tuple[int, ...], float] = {}
+    for ids, weight in exact(target, [0, 1], length, params).items():
+        end = next((i + 1 for i, token in enumerate(ids) if token in ends), length)
+        expected[ids[:end]] = expected.get(ids[:end], 0) + weight
+    assert_same_distribution(ours, expected)

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from auto_steps import context, outcome, step, steps, verified
+from auto_steps import outcome, step, steps, verified
+from drafted import context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
@@ -22,7 +23,7 @@ from draftsmith.core.cost import CostCurve, RecordedCost
 from draftsmith.core.stats import PREDICTION
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters import context_index, mixer_prior
-from draftsmith.drafters.auto import NODE_COST, Auto, AutoState
+from draftsmith.drafters.auto import Auto, AutoState
 from draftsmith.drafters.context_index import SPANS, ContextIndex
 from draftsmith.drafters.mixer import MAX_WEIGHT
 from draftsmith.drafters.mixer_prior import prior
@@ -33,11 +34,8 @@ BYTES_PER_TOKEN = 600
 """Of context, at most."""
 
 
-def state(
-    ids: list[int], prediction: tuple[int, ...] = (), **options: Any
-) -> tuple[AutoState, Any]:
-    ctx = context(ids, prediction)
-    return AutoState(prior(1), **options), ctx
+def state(ids: list[int], prediction: tuple[int, ...] = ()) -> tuple[AutoState, Any]:
+    return AutoState(Auto(), prior(1)), context(ids, prediction=prediction)
 
 
 def test_trees_are_those_that_were_recorded() -> None:
@@ -47,18 +45,6 @@ def test_trees_are_those_that_were_recorded() -> None:
     assert sha256(trees.encode()).hexdigest()[:16] == "770328f234ce52db"
     assert sum(len(draft[0]) for draft in found) == 5720
     assert sum(sum(draft[4]) for draft in found) == pytest.approx(3445.285156, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_every_process_grows_the_same_trees() -> None:
-    done = subprocess.run(
-        [sys.executable, str(STEPS), "200"],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONHASHSEED": "1"},
-    )
-    assert json.loads(done.stdout) == json.loads(json.dumps(steps(200)))
 
 
 @pytest.mark.slow
@@ -124,7 +110,7 @@ def test_contexts_hold_what_followed_them(ids: list[int], spread: int) -> None:
         assert found[0, token] == (ids.count(token), last + 1, [])
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_rewound_state_knows_what_a_fresh_one_does(seed: int) -> None:
     """Contexts are a fresh start's; what was learnt stays."""
     source = random.Random(seed)
@@ -148,19 +134,7 @@ def test_a_rewound_state_knows_what_a_fresh_one_does(seed: int) -> None:
     assert all(map(np.array_equal, learned, auto.mixer))
 
 
-def test_what_is_rewound_and_said_again_is_learnt_from() -> None:
-    auto, ctx = state([1, 2, 3, 4, 1, 2])
-    step(auto, ctx, [3, 4, 9, 9])
-    auto.draft(ctx)
-    before = auto.mixer.copy()
-    auto.truncate(len(ctx.ids))  # nothing
-    assert auto.length == len(ctx.ids)
-    step(auto, ctx, [5, 6])
-    auto.draft(ctx)
-    assert not np.array_equal(auto.mixer.weights, before.weights)
-
-
-LONG = 100_000
+LONG = 25_000
 TEXTS = {
     "equal": [7] * LONG,
     "period two": [7, 8] * (LONG // 2),
@@ -213,45 +187,6 @@ PARTING = [
 """After 1, 2, 3 comes 50 or 60."""
 
 
-def test_two_ways_on_are_two_branches() -> None:
-    auto, ctx = state(PARTING)
-    draft = auto.draft(ctx)
-    first = [t for t, parent in zip(draft.tokens, draft.parents, strict=True) if parent == -1]
-    assert {50, 60} <= {*first}
-
-
-@given(
-    st.lists(st.integers(0, 3), min_size=1, max_size=60),
-    st.lists(st.integers(0, 3), max_size=40),
-    st.integers(0, 40),
-)
-@settings(max_examples=100)
-def test_origins_carry_the_tokens_they_claim(
-    ids: list[int], prediction: list[int], cut: int
-) -> None:
-    auto, ctx = state(ids, tuple(prediction))
-    cut = min(cut, len(ids))
-    for now in (ids, ids[:cut] + ids[::-1]):
-        ctx.ids = now
-        draft = auto.draft(ctx)
-        draft.check(ctx.vocab_size, ctx.budget, len(now))
-        for token, origin in zip(draft.tokens, draft.origins or (), strict=True):
-            assert origin == -1 or now[origin] == token
-        auto.truncate(cut)
-
-
-def test_earlier_answers_are_drafted_from() -> None:
-    """They have no place in the context, and are found by contexts of all lengths."""
-    text = random.Random(5).sample(range(5000), k=300)
-    answers = AutoState(prior(1))
-    answers.draft(context(text))
-    ctx = context(text[100:140])
-    draft = AutoState(prior(2), answers=answers.text).draft(ctx)
-    assert draft.first_branch().tokens[:10] == tuple(text[140:150])
-    assert {*(draft.origins or ())} == {-1}
-    assert not {*AutoState(prior(2)).draft(ctx).tokens} & {*text[140:150]}
-
-
 def test_a_prediction_is_what_the_answer_is_expected_to_be() -> None:
     prediction = tuple(range(200, 230))
     auto, ctx = state([1, 2, 3, 4, 5], prediction)
@@ -284,8 +219,7 @@ def test_for_a_model_that_verifies_chains_it_drafts_the_best_one() -> None:
     assert str(bound) == "auto(logits=True, grammar=True, tuned=True, head=None)"
 
 
-@pytest.mark.parametrize("most", [0, 1, 3, 64, 200])
-@pytest.mark.parametrize("depth", [1, 2, 64])
+@pytest.mark.parametrize(("most", "depth"), [(0, 2), (3, 1), (3, 2), (200, 64)])
 def test_drafts_stay_within_what_is_allowed(most: int, depth: int) -> None:
     auto, ctx = state([1, 2, 3, 4, 5, 6, 7, 8] * 20)
     ctx.budget, ctx.depth = most, depth
@@ -339,65 +273,45 @@ def test_a_stream_that_turns_around_cannot_drive_anything_out_of_bounds() -> Non
     assert np.abs(auto.mixer.weights).max() <= MAX_WEIGHT
 
 
-def test_it_learns_what_holds() -> None:
-    """In a text where copies always hold it says so more surely in the end."""
-    text = random.Random(3).choices(range(1000), k=150)
-    auto, ctx = state(text)
-    chances = []
-    for _ in range(30):
-        at = len(ctx.ids) % len(text)
-        draft = step(auto, ctx, [*text, *text][at : at + 70])
-        if draft.chances:
-            chances.append(draft.chances[0])
-    assert chances[-1] > chances[0]
-    assert chances[-1] > 0.97
-
-
-def test_the_mean_cost_of_a_pass_follows_what_was_drafted() -> None:
-    auto, ctx = state([1, 2, 3] * 30)
-    step(auto, ctx, [1, 2, 3] * 30)
-    assert auto.tokens > 1.6
-    assert 1 < auto.cost <= 1 + 64 * NODE_COST
-
-
 # --- prior ---------------------------------------------------------------------------------------
 
 
-def damaged(tmp_path: Path, change: Any) -> Path:
+def third(value: float) -> Any:
+    """A change of the third number of an array."""
+    return lambda array: np.where(np.arange(len(array)) == 3, np.float32(value), array)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "complaint"),
+    [
+        ("1.weights", third(np.nan), "weights has values outside"),
+        ("2.weights", third(-np.inf), "weights has values outside"),
+        ("2.chance", third(1e6), "chance has values outside"),
+        ("2.cases", lambda array: array[1:], "cases has shape"),
+        ("1.head.weights", None, "not a prior of auto"),
+    ],
+)
+def test_a_prior_with_impossible_values_is_refused(
+    tmp_path: Path, name: str, change: Any, complaint: str
+) -> None:
     tensors = load_file(mixer_prior.FILE)
-    change(tensors)
+    array = tensors.pop(name)
+    if change is not None:
+        tensors[name] = change(array)
     file = tmp_path / "prior.safetensors"
     save_file(tensors, file)
-    return file
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e6])
-@pytest.mark.parametrize("name", ["1.weights", "2.weights", "2.chance"])
-def test_a_prior_with_impossible_values_is_refused(tmp_path: Path, name: str, value: float) -> None:
-    def change(tensors: dict[str, Any]) -> None:
-        tensors[name] = tensors[name].copy()
-        tensors[name][3] = value
-
-    with pytest.raises(LoadError, match="not a prior of auto"):
-        mixer_prior.load(damaged(tmp_path, change))
-
-
-@pytest.mark.parametrize("name", ["1.weights", "2.cases"])
-def test_a_prior_with_a_part_missing_or_too_long_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(LoadError, match="not a prior of auto"):
-        mixer_prior.load(damaged(tmp_path, lambda tensors: tensors.pop(name)))
-    with pytest.raises(LoadError, match="shape"):
-        mixer_prior.load(damaged(tmp_path, lambda t: t.update({name: np.zeros(3, np.float32)})))
-
-
-@pytest.mark.parametrize("content", [b"", b"x" * 100, mixer_prior.FILE.read_bytes()[:-7]])
-def test_a_file_that_is_no_prior_is_refused(tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "prior.safetensors"
-    file.write_bytes(content)
-    with pytest.raises(LoadError, match="install draftsmith again"):
+    with pytest.raises(LoadError, match=complaint):
         mixer_prior.load(file)
+
+
+def test_a_file_that_is_no_prior_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "prior.safetensors"
     with pytest.raises(LoadError):
-        mixer_prior.load(tmp_path / "none.safetensors")
+        mixer_prior.load(file)
+    for content in (b"", b"x" * 100, mixer_prior.FILE.read_bytes()[:-7]):
+        file.write_bytes(content)
+        with pytest.raises(LoadError, match="install draftsmith again"):
+            mixer_prior.load(file)
 
 
 def test_a_prior_is_the_same_when_read_again(tmp_path: Path) -> None:

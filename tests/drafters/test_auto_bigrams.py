@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from auto_steps import context
+from drafted import context
 
 from draftsmith import storage
 from draftsmith.drafters import bigrams

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from drafted import same_answers
 
 from architectures import VOCAB, build, prompt
 from draftsmith.drafters.auto import Auto
@@ -44,13 +45,11 @@ def test_it_is_typed_like_any_option(folder: str) -> None:
 def test_nothing_is_lost(name: str, folder: str) -> None:
     """Greedy and sampled, with earlier answers, on targets of trees and of chains."""
     engine = Engine.from_pretrained(build(name, num_hidden_layers=5), answers=1_000_000)
-    prompts = [prompt(n, seed=n) for n in (1, 2, 90, 18)]
+    prompts = [prompt(n, seed=n) for n in (1, 90, 18)]
     for options in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 4}):
-        options |= {"max_new_tokens": 24, "budget": 12}
-        plain = engine.generate(prompts, drafter="none", **options)
-        drafted = engine.generate(prompts, drafter=f"auto(head=eagle3(model={folder}))", **options)
-        assert [one.tokens for one in drafted] == [one.tokens for one in plain]
-        assert sum(one.stats.drafted for one in drafted) > 40
+        options |= {"max_new_tokens": 16, "budget": 12}
+        found = same_answers(engine, prompts, f"auto(head=eagle3(model={folder}))", **options)
+        assert sum(one.stats.drafted for one in found) > 40
 
 
 def counting(folder: Path) -> tuple[Any, str]:

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 import torch
-from auto_steps import context, verified
+from auto_steps import verified
+from drafted import context
 from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft
@@ -45,16 +46,14 @@ def step(state: AutoState, ctx: object, truth: list[int], logits: Tensor | None 
 
 
 def opened(ids: list[int]) -> tuple[AutoState, object]:
-    return AutoState(prior(1)), context(ids, vocab_size=V)
+    return AutoState(Auto(), prior(1)), context(ids, vocab_size=V)
 
 
-@pytest.mark.parametrize("vocab", [TOP, 100, 512, 700, 1024])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("vocab", "dtype"), [(TOP, torch.bfloat16), (1024, torch.float32)])
 def test_rows_are_the_best_tokens(vocab: int, dtype: torch.dtype) -> None:
-    logits = torch.stack([torch.randperm(vocab, generator=torch.Generator().manual_seed(i))
-                          for i in range(3)]).mul(0.5).to(dtype)  # fmt: skip
-    if dtype == torch.bfloat16:
-        logits = (logits.argsort(-1).argsort(-1) % 200 * 0.5).to(dtype) if vocab <= 200 else logits
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.stack([torch.randperm(vocab, generator=generator) for _ in range(3)])
+    logits = (0.5 * logits).to(dtype)
     rows = best([4, 5, 6], logits)
     assert rows["after"].tolist() == [5, 6, 7]
     wanted = logits.float().topk(TOP)
@@ -86,11 +85,11 @@ def test_a_row_is_the_mean_of_what_was_said_before_and_now() -> None:
         assert parts == [wanted[token] for token in tokens]
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_rows_that_are_not_finite_are_left_out(bad: float) -> None:
-    logits = torch.rand(2, V)
-    logits[0, 3] = bad
-    assert best([8, 9], logits)["after"].tolist() == [0, 10]
+def test_rows_that_are_not_finite_are_left_out() -> None:
+    for bad in (torch.nan, torch.inf):
+        logits = torch.rand(2, V)
+        logits[0, 3] = bad
+        assert best([8, 9], logits)["after"].tolist() == [0, 10]
     assert best([8], torch.full((1, V), -torch.inf))["after"].tolist() == [0]
 
 
@@ -114,28 +113,6 @@ def test_rejected_nodes_tell_too() -> None:
     assert 52 in state.draft(ctx).tokens
 
 
-def test_what_was_accepted_weighs_more_than_what_was_rejected() -> None:
-    """A token that stood in rejected branches, too, is followed first by what its accepted place
-    said."""
-    state, ctx = opened([1, 2, 3, 1, 2, 3, 1, 2])
-    draft = state.draft(ctx)
-    assert 2 in draft.tokens
-    logits = torch.stack([logits_of(n, 100) for n in range(1 + len(draft))])
-    logits[0] = logits_of(0, 200)
-    verification = verified(draft, [200])
-    ctx.ids = [*ctx.ids, *verification.tokens]
-    state.observe(ctx, Outcome(draft, verification, RowOutput(logits)))
-    ctx.ids = [*ctx.ids, 2]
-    found = state.draft(ctx)
-    first = {
-        token: chance
-        for token, parent, chance in zip(found.tokens, found.parents, found.chances, strict=True)
-        if parent == -1
-    }
-    assert first[200] > first[100]
-    assert first[201] > first.get(101, 0.0)
-
-
 def test_rows_are_remembered_once() -> None:
     """An answer's end reads on after its last draft: the mean must not count a row twice."""
     state, ctx = opened([1, 2, 3, 4, 5])
@@ -147,20 +124,6 @@ def test_rows_are_remembered_once() -> None:
     for _ in range(2):
         state.read()
         assert (state.rows == before).all()
-
-
-def test_without_logits_all_is_as_before() -> None:
-    """Rows come and go; ids are judged alike."""
-    text = [random.Random(3).randrange(20) for _ in range(300)]
-    one, ctx = opened(text[:200])
-    other, same = opened(text[:200])
-    other.rows = np.zeros(ROWS, ROW)
-    while len(ctx.ids) < 280:
-        empty = torch.empty((0, 0))
-        a = step(one, ctx, text[len(ctx.ids) :], empty)
-        b = step(other, same, text[len(same.ids) :], empty)
-        assert a == b
-    assert not len(one.rows)
 
 
 def test_rows_go_with_a_rewind_and_the_rest_is_a_fresh_start() -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from draftsmith.core.draft import ROOT, Draft
 from draftsmith.drafters.corpus import files
 from draftsmith.drafters.corpus.datastore import Datastore
-from draftsmith.drafters.corpus.files import ID, SEPARATOR, Header
+from draftsmith.drafters.corpus.files import ID, SEPARATOR
 from draftsmith.drafters.corpus.trie import Trie
-from draftsmith.errors import LoadError, OptionError
+from draftsmith.errors import LoadError
 from draftsmith.lab.corpus.index import write_index
 from draftsmith.lab.corpus.suffixes import sorted_suffixes
 
@@ -83,9 +83,25 @@ def queries(draw: st.DrawFn) -> tuple[Documents, list[int]]:
     return documents, draw(noise) + document[:cut] + draw(noise)
 
 
-@given(queries())
-@settings(max_examples=300, deadline=None)
-def test_a_look_up_finds_the_longest_match(case: tuple[Documents, list[int]]) -> None:
+def prefixes(tree: Trie | Draft) -> list[tuple[int, ...]]:
+    """Tokens from the root to each node; no two nodes have the same."""
+    found: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.tokens, tree.parents, strict=True):
+        above = () if parent == ROOT else found[parent]
+        found.append((*above, int(token)))
+    assert len(set(found)) == len(found)
+    return found
+
+
+def begun(one: list[int]) -> set[tuple[int, ...]]:
+    """All beginnings of a continuation."""
+    return {tuple(one[: depth + 1]) for depth in range(len(one))}
+
+
+@given(queries(), st.integers(1, 12))
+@settings(max_examples=200, deadline=None)
+def test_a_look_up_finds_the_longest_match(case: tuple[Documents, list[int]], most: int) -> None:
+    """Its trie, the heaviest nodes of it, and the branches that add the most weight."""
     documents, query = case
     store, expected = opened(documents), longest_match(documents, query)
     match = store.find(query)
@@ -97,65 +113,33 @@ def test_a_look_up_finds_the_longest_match(case: tuple[Documents, list[int]]) ->
     assert match is not None
     assert (match.length, match.count) == (length, len(after))
     trie = store.trie(match)
-    assert counted(trie) == Counter(
-        tuple(one[: depth + 1]) for one in after for depth in range(len(one))
-    )
+    weights = Counter(prefix for one in after for prefix in begun(one))
+    assert dict(zip(prefixes(trie), trie.weights, strict=True)) == weights
 
-
-def counted(trie: Trie) -> Counter[tuple[int, ...]]:
-    """Weight of every prefix in the trie."""
-    prefixes: dict[int, tuple[int, ...]] = {ROOT: ()}
-    for node, (token, parent) in enumerate(zip(trie.tokens, trie.parents, strict=True)):
-        prefixes[node] = (*prefixes[int(parent)], int(token))
-    assert len(set(prefixes.values())) == len(prefixes)
-    return Counter({prefixes[node]: int(weight) for node, weight in enumerate(trie.weights)})
-
-
-@given(queries(), st.integers(1, 12))
-@settings(max_examples=200, deadline=None)
-def test_a_draft_holds_the_heaviest_nodes(case: tuple[Documents, list[int]], most: int) -> None:
-    documents, query = case
-    expected = longest_match(documents, query)
-    trie = opened(documents).follow(query)
-    draft = Draft() if trie is None else trie.draft(most, "r")
+    draft = trie.draft(most, "r")
     draft.check(1 << 25, most)
-    after = expected[1] if expected else []
-    weights = Counter(tuple(one[: d + 1]) for one in after for d in range(len(one)))
-    prefixes: list[tuple[int, ...]] = []
-    for token, parent in zip(draft.tokens, draft.parents, strict=True):
-        prefixes.append((*(prefixes[parent] if parent != ROOT else ()), token))
-    taken = [weights[prefix] for prefix in prefixes]
+    taken = [weights[prefix] for prefix in prefixes(draft)]
     assert taken == sorted(weights.values(), reverse=True)[:most]
-    assert len(set(prefixes)) == len(prefixes)
+
+    covered: set[tuple[int, ...]] = set()
+
+    def gain(one: list[int]) -> int:
+        return sum(weights[prefix] for prefix in begun(one) - covered)
+
+    branches = trie.branches(most)
+    assert len(branches) <= most
+    for branch in branches:
+        assert branch in after
+        assert gain(branch) == max(map(gain, after)) > 0
+        covered |= begun(branch)
+    if len(branches) < most:
+        assert covered == weights.keys()
 
 
 def continued(store: Datastore, ids: list[int], most: int, **options: int) -> list[list[int]]:
     """The best continuations of a text."""
     trie = store.follow(ids, **options)
     return [] if trie is None else trie.branches(most)
-
-
-@given(queries(), st.integers(1, 12))
-@settings(max_examples=200, deadline=None)
-def test_branches_add_the_most_weight_first(case: tuple[Documents, list[int]], most: int) -> None:
-    documents, query = case
-    expected = longest_match(documents, query)
-    after = expected[1] if expected else []
-    weights = Counter(tuple(one[: d + 1]) for one in after for d in range(len(one)))
-    covered: set[tuple[int, ...]] = set()
-
-    def gain(one: list[int]) -> int:
-        prefixes = {tuple(one[: d + 1]) for d in range(len(one))}
-        return sum(weights[prefix] for prefix in prefixes - covered)
-
-    branches = continued(opened(documents), query, most)
-    assert len(branches) <= most
-    for branch in branches:
-        assert branch in after
-        assert gain(branch) == max(map(gain, after)) > 0
-        covered |= {tuple(branch[: d + 1]) for d in range(len(branch))}
-    if len(branches) < most:
-        assert covered == weights.keys()
 
 
 def test_of_many_occurrences_a_sample_keeps_the_shares() -> None:
@@ -187,21 +171,7 @@ def test_the_length_of_matches_can_be_chosen() -> None:
     assert continued(store, [1, 2, 3, 4], 9, depth=1, longest=3) == [[5], [7]]
 
 
-def test_the_same_documents_give_the_same_bytes(tmp_path: Path) -> None:
-    one, two = built(tmp_path / "one"), built(tmp_path / "two")
-    for name in (files.HEADER, files.TOKENS, files.SUFFIXES):
-        assert (one / name).read_bytes() == (two / name).read_bytes()
-
-
 # --- what is refused ------------------------------------------------------------------------------
-
-
-def test_another_vocabulary_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        OptionError, match=r"another vocabulary: that of toy, with fingerprint abab"
-    ):
-        Header.load(built(tmp_path)).check_vocabulary("cd" * 32, tmp_path)
-    Header.load(tmp_path).check_vocabulary("ab" * 32, tmp_path)
 
 
 def test_folders_that_are_not_ours_are_refused(tmp_path: Path) -> None:
@@ -209,24 +179,18 @@ def test_folders_that_are_not_ours_are_refused(tmp_path: Path) -> None:
         Datastore.open(tmp_path / "nowhere")
     with pytest.raises(LoadError, match="is not a corpus"):
         Datastore.open(tmp_path)
-    (tmp_path / files.HEADER).write_text('{"format": "something else"}')
-    with pytest.raises(LoadError, match="not the header of a corpus"):
-        Datastore.open(tmp_path)
-    (tmp_path / files.HEADER).write_text("[1")
-    with pytest.raises(LoadError, match="cannot be read"):
-        Datastore.open(tmp_path)
+    for content, complaint in (
+        ('{"format": "something else"}', "not the header of a corpus"),
+        ("[1", "cannot be read"),
+    ):
+        (tmp_path / files.HEADER).write_text(content)
+        with pytest.raises(LoadError, match=complaint):
+            Datastore.open(tmp_path)
 
 
 def test_an_unfinished_build_is_named(tmp_path: Path) -> None:
     (tmp_path / files.BUILDING).mkdir()
     with pytest.raises(LoadError, match="is not finished"):
-        Datastore.open(tmp_path)
-
-
-def test_another_version_is_refused(tmp_path: Path) -> None:
-    header = built(tmp_path) / files.HEADER
-    header.write_text(header.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(LoadError, match="format version 2, but this draftsmith reads 1"):
         Datastore.open(tmp_path)
 
 
@@ -251,20 +215,21 @@ def test_every_flipped_bit_is_noticed(tmp_path: Path, name: str) -> None:
         path.write_bytes(changed)
         with pytest.raises(LoadError, match="is damaged"):
             Datastore.open(tmp_path)
-    assert len(Datastore.open(tmp_path, verify=False)) == 24
+    Datastore.open(tmp_path, verify=False)
 
 
 def test_a_changed_header_is_noticed(tmp_path: Path) -> None:
     header = built(tmp_path) / files.HEADER
     text = header.read_text()
-    for old, new in (
-        ('"tokens": 24', '"tokens": 23'),
-        ('"toy"', '"boy"'),
-        ('"largest"', '"least"'),
+    for old, new, complaint in (
+        ('"tokens": 24', '"tokens": 23', "is damaged"),
+        ('"toy"', '"boy"', "is damaged"),
+        ('"largest"', '"least"', "is damaged"),
+        ('"version": 1', '"version": 2', "format version 2, but this draftsmith reads 1"),
     ):
         assert old in text
         header.write_text(text.replace(old, new))
-        with pytest.raises(LoadError, match="is damaged"):
+        with pytest.raises(LoadError, match=complaint):
             Datastore.open(tmp_path)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from drafted import same_answers
 from pairs import Parrot
 
 import tiny
@@ -53,36 +54,36 @@ def drafters() -> dict[str, DraftModel]:
     return {
         "itself": DraftModel(**own),
         "shallower": DraftModel(**own | {"model": tiny.model(layers=1)}, tokens=3),
-        "union": DraftModel(**other, algorithm="union"),
         "tli": DraftModel(**other, algorithm="tli"),
-        "confident": DraftModel(**other | {"confidence": 0.4}, algorithm="tli", tokens=9),
     }
 
 
-@pytest.mark.parametrize("name", drafters())
-def test_greedy_answers_are_those_of_plain_decoding(name: str) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"algorithm": "union"}, {"algorithm": "tli", "confidence": 0.4, "tokens": 9}],
+    ids=["union", "tli"],
+)
+def test_greedy_answers_are_those_of_plain_decoding(options: dict[str, Any]) -> None:
     """Alone and in a ragged batch, whose rows leave at different times."""
-    plain, drafting = engine(), engine(drafters()[name])
-    expected = plain.generate(TEXTS, max_new_tokens=40)
-    for text, right in zip(TEXTS, expected, strict=True):
-        assert drafting.generate(text, max_new_tokens=40).tokens == right.tokens
+    config = {"model": small(), "tokenizer": tiny.tokenizer(300), "confidence": 0} | options
+    plain, drafting = engine(), engine(DraftModel(**config))
+    expected = plain.generate(TEXTS, max_new_tokens=24)
+    assert drafting.generate(TEXTS[1], max_new_tokens=24).tokens == expected[1].tokens
     drafting.max_batch = 3
-    found = drafting.generate(TEXTS, max_new_tokens=40)
+    found = drafting.generate(TEXTS, max_new_tokens=24)
     assert [r.tokens for r in found] == [r.tokens for r in expected]
     assert all(r.stats.by_source["draft_model"].drafted for r in found)
 
 
 def test_a_drafter_that_is_the_target_is_accepted_whole() -> None:
+    serving = engine(drafters()["itself"])
     for options in ({}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 9, "top_p": 0.9}):
-        stats = engine(drafters()["itself"]).generate(TEXTS[0], max_new_tokens=48, **options).stats
+        stats = serving.generate(TEXTS[0], max_new_tokens=48, **options).stats
         assert stats.accepted == stats.drafted
         assert stats.tokens_per_pass == 6 or stats.tokens < 48
 
 
 def test_the_reason_for_the_algorithm_is_told() -> None:
-    told = engine(drafters()["itself"]).generate("the", max_new_tokens=2).notices
-    reason = "draft_model uses standard with LlamaForCausalLM: the two vocabularies are the same"
-    assert reason in told
     other = DraftModel(small(), tokenizer=tiny.tokenizer(300))
     told = engine(other).generate("the", max_new_tokens=2).notices
     assert any("draft_model uses tli" in n and "overlap is large" in n for n in told)
@@ -111,8 +112,7 @@ def contents(runner: Any, row: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("copier", [LongestMatch, Parrot])
-@pytest.mark.parametrize("name", ["shallower", "tli"])
+@pytest.mark.parametrize(("name", "copier"), [("shallower", Parrot), ("tli", LongestMatch)])
 def test_the_drafters_cache_equals_a_fresh_prefill(
     name: str, copier: type[Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,8 +139,8 @@ def test_the_drafters_cache_equals_a_fresh_prefill(
 
     object.__setattr__(bound, "draft", checking)
     serving.max_batch = 3
-    serving.generate(TEXTS, max_new_tokens=30)
-    assert checked > 20
+    serving.generate(TEXTS, max_new_tokens=20)
+    assert checked > 12
 
 
 def test_rows_of_the_cache_are_given_back() -> None:
@@ -211,9 +211,9 @@ def test_a_shorter_context_slides() -> None:
     model.config.max_position_embeddings = 40
     drafter = DraftModel(model, tokenizer=tiny.tokenizer(), confidence=0)
     serving = engine(drafter)
-    result = serving.generate(TEXTS[0], max_new_tokens=200)
-    assert result.tokens == engine().generate(TEXTS[0], max_new_tokens=200).tokens
-    assert len(result.tokens) == 200
+    result = serving.generate(TEXTS[0], max_new_tokens=80)
+    assert result.tokens == engine().generate(TEXTS[0], max_new_tokens=80).tokens
+    assert len(result.tokens) == 80
     assert result.stats.attempts >= result.stats.passes - 1
     bound: Any = serving.drafter
     state: Any = bound.open(None)
@@ -249,18 +249,14 @@ def test_recurrent_drafters_work_or_say_why_not(name: str) -> None:
 
 
 def test_vocabularies_may_be_padded_differently() -> None:
+    serving = Engine.from_pretrained(build("llama"), budget="drafter")
     for extra in (-40, 40):
         model = build("llama", vocab_size=VOCAB + extra)
         drafter = DraftModel(model, algorithm="standard", confidence=0)
-        serving = Engine.from_pretrained(build("llama"), drafter=drafter, budget="drafter")
-        for options in ({}, {"temperature": 1.0}):
-            result = serving.generate(prompt(9), max_new_tokens=20, **options)
-            assert result.stats.drafted
-        assert serving.generate(prompt(9), max_new_tokens=20).tokens == (
-            Engine.from_pretrained(build("llama"), drafter="none")
-            .generate(prompt(9), max_new_tokens=20)
-            .tokens
-        )
+        [found] = same_answers(serving, [prompt(9)], drafter, max_new_tokens=20)
+        sampled = serving.generate(prompt(9), drafter=drafter, max_new_tokens=20, temperature=1.0)
+        assert found.stats.drafted
+        assert sampled.stats.drafted
 
 
 @pytest.mark.parametrize(
@@ -275,6 +271,7 @@ def test_vocabularies_may_be_padded_differently() -> None:
         ({"dtype": "float32"}, OptionError, "live model"),
         ({"device": "cpu"}, OptionError, "live model"),
         ({"model": "small", "algorithm": "standard"}, OptionError, "one vocabulary"),
+        ({"model": "training"}, OptionError, "training mode"),
     ],
 )
 def test_bad_options_are_told_before_anything_runs(
@@ -283,14 +280,10 @@ def test_bad_options_are_told_before_anything_runs(
     given = {"model": tiny.model(), "tokenizer": tiny.tokenizer()} | options
     if given["model"] == "small":
         given |= {"model": small(), "tokenizer": tiny.tokenizer(300)}
+    elif given["model"] == "training":
+        given["model"] = copy.deepcopy(tiny.model()).train()
     with pytest.raises(error, match=match):
         engine(DraftModel(**given))
-
-
-def test_a_model_in_training_is_refused() -> None:
-    model = copy.deepcopy(tiny.model()).train()
-    with pytest.raises(OptionError, match="training mode"):
-        engine(DraftModel(model, tokenizer=tiny.tokenizer()))
 
 
 def test_an_unbound_drafter_says_so() -> None:
@@ -330,21 +323,21 @@ def test_rewinding() -> None:
 def test_accelerate_and_the_registry() -> None:
     model = copy.deepcopy(tiny.model())
     ids = torch.tensor([tiny.tokenizer()(TEXTS[0])["input_ids"]])
-    expected = model.generate(ids, max_new_tokens=30, do_sample=False)
+    expected = model.generate(ids, max_new_tokens=16, do_sample=False)
     drafter = DraftModel(small(), tokenizer=tiny.tokenizer(300), algorithm="tli", confidence=0)
     with accelerate(model, drafter, budget=4, tokenizer=tiny.tokenizer()) as fast:
-        assert torch.equal(model.generate(ids, max_new_tokens=30, do_sample=False), expected)
+        assert torch.equal(model.generate(ids, max_new_tokens=16, do_sample=False), expected)
         assert fast.stats is not None
         assert fast.stats.drafted
         torch.manual_seed(0)
-        model.generate(ids, max_new_tokens=30, do_sample=True)
+        model.generate(ids, max_new_tokens=16, do_sample=True)
         assert fast.stats.by_source["draft_model"].drafted
     shared = DraftModel(**vars(drafter) | {"reproducible": True})
     with accelerate(model, shared, budget=4, tokenizer=tiny.tokenizer()):
         answers = []
         for seed in (1, 1, 2):
             torch.manual_seed(seed)
-            answers += [model.generate(ids, max_new_tokens=30, do_sample=True) for _ in range(2)]
+            answers += [model.generate(ids, max_new_tokens=16, do_sample=True) for _ in range(2)]
     assert torch.equal(answers[0], answers[2])
     assert not torch.equal(answers[0], answers[1])  # the seed moves on, as torch's does
     assert not torch.equal(answers[0], answers[4])
@@ -354,7 +347,6 @@ def test_accelerate_and_the_registry() -> None:
 @pytest.mark.parametrize(
     ("typed", "model"),
     [
-        ("edit-1m", "edit-1m"),
         ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
         ("./a folder/8b", "./a folder/8b"),
         (r"C:\models\1b", r"C:\models\1b"),

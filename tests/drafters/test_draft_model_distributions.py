@@ -3,7 +3,6 @@ enumerated."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,22 +10,13 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pairs import PAIRS, SAMPLED, answer, bound, decoded, exact, in_a_batch
+from pairs import DISTRIBUTIONS, PAIRS, SAMPLED, answer, bound, check, decoded, in_a_batch
 from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Gumbel, SamplingParams
-from draftsmith.drafters.draft_model.drafting import BoundDraftModel
-from draftsmith.drafters.draft_model.tli import TokenLevel
-from draftsmith.testing import Scripted, ToyTarget, assert_same_distribution, enumerate_distribution
-
-DISTRIBUTIONS = {
-    "plain": SAMPLED,
-    "cold": SamplingParams(temperature=0.6),
-    "top_k": SamplingParams(temperature=1.0, top_k=2),
-    "top_p": SamplingParams(temperature=1.3, top_p=0.7),
-}
+from draftsmith.testing import Scripted, ToyTarget, enumerate_distribution
 
 FITTING = [
     (name, algorithm)
@@ -35,25 +25,6 @@ FITTING = [
     if not (algorithm == "standard" and name not in ("same", "padded"))
     and not (algorithm == "tli" and not set(T) & set(D))
 ]
-
-
-def check(
-    drafter: Drafter,
-    params: SamplingParams,
-    length: int = 3,
-    *,
-    size: int,
-    ends: Sequence[int] = (),
-) -> None:
-    target = ToyTarget(size, order=1, seed=1)
-    ours = enumerate_distribution(
-        lambda sampler: answer(target, drafter, [0, 1], length, sampler, params, ends)
-    )
-    expected: dict[tuple[int, ...], float] = {}
-    for ids, weight in exact(target, [0, 1], length, params).items():
-        end = next((i + 1 for i, token in enumerate(ids) if token in ends), length)
-        expected[ids[:end]] = expected.get(ids[:end], 0) + weight
-    assert_same_distribution(ours, expected)
 
 
 @pytest.mark.parametrize("algorithm", ["standard", "union", "tli"])
@@ -100,29 +71,8 @@ def test_any_two_vocabularies(
 def test_distribution_with_confidence_and_end_rules(name: str, algorithm: str) -> None:
     """The drafter's end ends the draft; so does a token less probable than the threshold."""
     T, D = PAIRS[name]  # noqa: N806
-    check(bound(T, D, algorithm, ends=[0], confidence=0.4), SAMPLED, size=len(T))
-    target_end = 1
-    check(bound(T, D, algorithm, ends=[1]), SAMPLED, size=len(T), ends=[target_end])
-
-
-class Dropping(TokenLevel):
-    """The trap: a sampled token is taken back for its value."""
-
-    def take(self, token: int, q: Tensor | None, confidence: float) -> bool:
-        if confidence < self.pair.confidence or token in self.pair.ends:
-            return False
-        return super().take(token, q, confidence)
-
-
-@pytest.mark.parametrize("rule", [{"confidence": 0.4}, {"ends": [0]}])
-def test_a_token_dropped_for_its_value_is_noticed(rule: dict[str, Any]) -> None:
-    """What the rules must not do: neither a doubtful token nor the drafter's end may vanish."""
-    right = bound(*PAIRS["same"], "standard", **rule)
-    check(right, SAMPLED, size=3)
-    maps = right.translate().maps  # type: ignore[attr-defined]
-    wrong = BoundDraftModel(right.config, right.runner, lambda: Dropping(maps), False, "")
-    with pytest.raises(AssertionError, match="distribution differs"):
-        check(wrong, SAMPLED, size=3)
+    check(bound(T, D, algorithm, ends=[0], confidence=0.4), length=3, size=len(T))
+    check(bound(T, D, algorithm, ends=[1]), length=3, size=len(T), ends=[1])
 
 
 def acceptance(drafter: Drafter, target: ToyTarget, params: SamplingParams = SAMPLED) -> float:
@@ -134,19 +84,8 @@ def acceptance(drafter: Drafter, target: ToyTarget, params: SamplingParams = SAM
     return enumerate_distribution(accepted).get(1, 0.0)
 
 
-def test_a_drafter_that_is_the_target_is_always_accepted() -> None:
-    target = ToyTarget(3, order=1, seed=1)
-    drafter = bound(*PAIRS["same"], "standard", seed=1, tokens=4)
-    distributions = enumerate_distribution(
-        lambda sampler: (lambda s: s.stats.drafted - s.stats.accepted)(
-            decoded(target, drafter, [0, 1], 4, sampler)
-        )
-    )
-    assert distributions == {0: pytest.approx(1)}
-
-
 @pytest.mark.parametrize("name", ["overlapping", "drafter inside", "target inside", "prefixes"])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_tli_accepts_at_least_as_often_as_the_union(name: str, seed: int) -> None:
     """Theorem 4.1, and both acceptances as the formula says: Σ min(p, q)."""
     T, D = PAIRS[name]  # noqa: N806
@@ -197,7 +136,7 @@ def test_reproducible_output_depends_on_the_seed_alone(name: str, algorithm: str
     T, D = PAIRS[name]  # noqa: N806
     target = ToyTarget(len(T), order=1, seed=1)
     silent = Scripted(lambda _ctx: Draft())
-    for seed in range(30):
+    for seed in range(8):
         params = SamplingParams(temperature=1.0, seed=seed)
         answers = {
             answer(target, drafter, [0, 1], 8, Gumbel(seed), params)
@@ -210,30 +149,8 @@ def test_reproducible_output_depends_on_the_seed_alone(name: str, algorithm: str
         assert len(answers) == 1
 
 
-def race(p: Tensor, q: Tensor, steps: int = 200_000) -> float:
-    """P(both draws are x), summed over x, by integrating over the noise of x: e = −log u.
-
-    Token x wins both where every other exponential clock y is later than e·max(p_y/p_x, q_y/q_x).
-    """
-    u = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps
-    total = 0.0
-    for x in range(len(p)):
-        slower = torch.maximum(p / p[x], q / q[x]).sum() - 1
-        total += float((u**slower).mean())
-    return total
-
-
 def test_acceptance_of_the_reproducible_mode() -> None:
-    """The formula against an integral of the race, and the loop against the formula."""
-    generator = torch.Generator().manual_seed(3)
-    for _ in range(5):
-        p, q = (torch.rand(4, generator=generator, dtype=torch.float64) + 0.05 for _ in range(2))
-        p, q = p / p.sum(), q / q.sum()
-        distance = float((p - q).abs().sum() / 2)
-        assert formula(p, q) == pytest.approx(race(p, q), abs=1e-6)
-        # At most Leviathan's 1 − TV, at least (1 − TV)/(1 + TV).
-        assert (1 - distance) / (1 + distance) - 1e-12 <= formula(p, q) <= 1 - distance + 1e-12
-
+    """The loop accepts as often as the formula says, and always if both models are the same."""
     target = ToyTarget(3, lambda _key: torch.tensor([0.5, 0.3, 0.2]))
     other = torch.tensor([0.2, 0.3, 0.5])
     drafter = bound(

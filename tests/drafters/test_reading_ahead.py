@@ -12,7 +12,6 @@ import torch
 from pairs import Parrot
 
 import tiny
-from architectures import RECURRENT, build, prompt
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.drafters.draft_model import draft_model
@@ -20,7 +19,6 @@ from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.drafters.longest_match import LongestMatch
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import UnsupportedError
 from draftsmith.model.load import load
 
 IDS = [5, 6, 7, 8, 9] * 12
@@ -73,8 +71,8 @@ def drafts(drafter: BoundDraftModel, params: SamplingParams) -> tuple[list[Seque
 
 @pytest.mark.parametrize(
     "params",
-    [SamplingParams(), SamplingParams(temperature=0.7), SamplingParams(temperature=1.2, top_p=0.9)],
-    ids=["greedy", "cool", "nucleus"],
+    [SamplingParams(), SamplingParams(temperature=1.2, top_p=0.9)],
+    ids=["greedy", "nucleus"],
 )
 @pytest.mark.parametrize("reproducible", [False, True])
 def test_drafts_are_those_of_one_pass_per_token(params: SamplingParams, reproducible: bool) -> None:
@@ -106,27 +104,6 @@ def circular(model: Any) -> None:
         for i in range(5, 10):
             model.model.embed_tokens.weight[i, i % size] = 1
             model.lm_head.weight[5 + (i - 4) % 5, i % size] = 9
-
-
-@pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_drafters_read_ahead_too(name: str) -> None:
-    config = {"algorithm": "standard", "confidence": 0, "tokens": 6}
-    target = build("llama")
-    try:
-        engines = [
-            Engine.from_pretrained(
-                target, drafter=DraftModel(build(name), copies=copies, **config), budget="drafter"
-            )
-            for copies in (True, False)
-        ]
-    except UnsupportedError as error:
-        pytest.skip(str(error))
-    found, right = (e.generate(prompt(20), max_new_tokens=24).stats for e in engines)
-    assert (found.passes, found.drafted, found.accepted) == (
-        right.passes,
-        right.drafted,
-        right.accepted,
-    )
 
 
 def test_how_far_it_reads_is_not_left_to_timing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,25 +5,28 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pairs
 import pytest
 import torch
+from drafted import same_answers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 import tiny
 from architectures import ALL, build
+from draftsmith import builtin
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter
-from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Distribution, SamplingParams
-from draftsmith.core.sequence import Sequence
+from draftsmith.core.loop import step
+from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.sdsat import SDSAT, likeliest, questions
@@ -40,7 +43,6 @@ from draftsmith.testing import (
     check_drafter,
     decode,
     enumerate_distribution,
-    exact_distribution,
     plain,
 )
 
@@ -102,12 +104,8 @@ def run(
 ) -> list[tuple[Draft, int]]:
     """The draft of each step, and how many tokens the step gave; output equals plain decoding."""
     seen: list[tuple[Draft, int]] = []
-    sequence = Sequence(
-        [0, 1], drafter=drafter, budget=FixedBudget(budget),
-        distribution=Distribution((), greedy=True),
-        sampler=Enumerated([]), vocab_size=target.vocab_size, limit=limit,
-    )  # fmt: skip
-    start(sequence, target)
+    options = {"params": SamplingParams(), "budget": FixedBudget(budget)}
+    sequence = pairs.sequence(target, drafter, [0, 1], limit, Enumerated([]), **options)
     sequence.open_drafter()
     assert sequence.state is not None
     observe = sequence.state.observe
@@ -153,11 +151,11 @@ def test_one_pass_under_a_small_budget_asks_where_drafts_end(folder: str) -> Non
     assert sum(tokens for _, tokens in late) / len(late) > 4
 
 
-@pytest.mark.parametrize("budget", [1, 2])
-def test_one_pass_without_room_takes_turns(folder: str, budget: int) -> None:
+def test_one_pass_without_room_takes_turns(folder: str) -> None:
     target = Taught(7, 2, folder, counting(7, 2))
-    seen = run(target, bound("sdsat(k=6, passes=1)", folder), budget)
-    assert sum(tokens for _, tokens in seen) / len(seen) > 1.3
+    for budget in (1, 2):
+        seen = run(target, bound("sdsat(k=6, passes=1)", folder), budget)
+        assert sum(tokens for _, tokens in seen) / len(seen) > 1.3
 
 
 def test_chain_targets_take_turns_too(folder: str) -> None:
@@ -239,12 +237,8 @@ def test_contract(spec: str, folder: str) -> None:
 @pytest.mark.parametrize("spec", SETTINGS[1:])
 @pytest.mark.parametrize(
     "sampling",
-    [
-        SamplingParams(temperature=1.0),
-        SamplingParams(temperature=0.5, top_k=2),
-        SamplingParams(temperature=1.3, top_p=0.8),
-    ],
-    ids=["T=1", "top-k", "top-p"],
+    [SamplingParams(temperature=1.0), SamplingParams(temperature=1.3, top_p=0.8)],
+    ids=["T=1", "top-p"],
 )
 def test_the_distribution_is_the_targets(spec: str, sampling: SamplingParams, folder: str) -> None:
     """Of the four tokens that follow, where answers are informed and trees are accepted."""
@@ -252,12 +246,8 @@ def test_the_distribution_is_the_targets(spec: str, sampling: SamplingParams, fo
     accepted: set[int] = set()
 
     def answer(drafter: Drafter, sampler: Enumerated) -> tuple[int, ...]:
-        sequence = Sequence(
-            [0, 1], drafter=drafter, budget=FixedBudget(8),
-            distribution=Distribution.of(sampling, 2, ()),
-            sampler=sampler, vocab_size=4, limit=4, sampling=sampling,
-        )  # fmt: skip
-        start(sequence, target)
+        options = {"params": sampling, "budget": FixedBudget(8)}
+        sequence = pairs.sequence(target, drafter, [0, 1], 4, sampler, **options)
         while not sequence.finished:
             step([sequence], target)
         accepted.add(sequence.stats.accepted)
@@ -266,8 +256,6 @@ def test_the_distribution_is_the_targets(spec: str, sampling: SamplingParams, fo
     ours = enumerate_distribution(partial(answer, bound(spec, folder)))
     assert_same_distribution(ours, enumerate_distribution(partial(answer, parse("none"))))
     assert max(accepted) >= 2
-    if sampling == SamplingParams(temperature=1.0):
-        assert_same_distribution(ours, exact_distribution(target, [0, 1], 4))
 
 
 def test_a_tree_accepts_more_samples_than_a_chain(folder: str) -> None:
@@ -276,7 +264,6 @@ def test_a_tree_accepts_more_samples_than_a_chain(folder: str) -> None:
     for spec in ("sdsat(k=3)", "sdsat(k=3, tree=(3, 2))", "sdsat(k=3, tree=15)"):
         done = decode(target, bound(spec, folder), [0, 1], 400, greedy=False, seed=1)
         per_pass[spec] = done.stats.tokens_per_pass
-        assert done.ids[2:] == plain(target, [0, 1], 400, greedy=False, seed=1)
     chain, fixed, likely = per_pass.values()
     assert 1.1 < chain < fixed < 2.5
     assert chain < likely
@@ -321,11 +308,8 @@ def test_trees_are_likely(p: list[list[float]], nodes: int) -> None:
     p = [sorted(row, reverse=True) for row in p]
     paths = list(itertools.islice(likeliest(p, [3] * len(p)), nodes))
 
-    def sampler(path: tuple[int, ...]) -> float:
-        product = 1.0
-        for depth, rank in enumerate(path):
-            product *= p[depth][rank]
-        return product
+    def reached(path: tuple[int, ...]) -> float:
+        return math.prod(p[depth][rank] for depth, rank in enumerate(path))
 
     for number, path in enumerate(paths):
         assert len(path) == 1 or path[:-1] in paths[:number]
@@ -333,11 +317,11 @@ def test_trees_are_likely(p: list[list[float]], nodes: int) -> None:
         path
         for length in range(1, len(p) + 1)
         for path in itertools.product(*(range(min(3, len(row))) for row in p[:length]))
-        if sampler(path) > 0
+        if reached(path) > 0
     ]
     assert len(set(paths)) == len(paths) == min(nodes, len(every))
-    best = sorted(map(sampler, every), reverse=True)[:nodes]
-    assert list(map(sampler, paths)) == pytest.approx(best)
+    best = sorted(map(reached, every), reverse=True)[:nodes]
+    assert list(map(reached, paths)) == pytest.approx(best)
 
 
 # --------------------------------------------------------------------------------- refusals
@@ -386,6 +370,7 @@ def test_bound_ones_print_like_what_was_typed(spec: str, folder: str) -> None:
 
 A = 9
 """The adaptive token of the tiny model, which would love to say it."""
+BUILTIN = "edit-7m-sdsat"
 
 
 @pytest.fixture(scope="module")
@@ -405,21 +390,33 @@ PROMPTS = [[5, 6, 7, 8] * 5, [12] * 11, [20, 30, 40], list(range(40, 90))]
 
 
 @pytest.mark.parametrize(
-    "spec",
-    ["sdsat(k=5)", "sdsat(k=3, passes=1)", "sdsat(k=4, tree=12)", "copyspec+sdsat(k=4, passes=1)"],
+    "spec", ["sdsat(k=5)", "sdsat(k=4, tree=12)", "copyspec+sdsat(k=3, passes=1)"]
 )
 def test_answers_are_the_plain_ones(spec: str, model: str) -> None:
     engine = Engine.from_pretrained(model, drafter=spec)
-    distributions: list[dict[str, Any]] = [
-        {"temperature": 0.0}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.2, "seed": 5,
-         "top_k": 10, "top_p": 0.95},
-    ]  # fmt: skip
-    for distribution, budget in itertools.product(distributions, ("auto", "drafter", 7)):
-        expected = engine.generate(PROMPTS, max_new_tokens=24, drafter="none", **distribution)
-        answers = engine.generate(PROMPTS, max_new_tokens=24, budget=budget, **distribution)
-        assert [a.tokens for a in answers] == [e.tokens for e in expected]
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        ("drafter", {"temperature": 0.0}),
+        ("auto", {"temperature": 1.0, "seed": 3}),
+        (7, {"temperature": 0.2, "seed": 5, "top_k": 10, "top_p": 0.95}),
+    ]
+    for budget, sampling in cases:
+        answers = same_answers(engine, PROMPTS, spec, max_new_tokens=16, budget=budget, **sampling)
         assert all(A not in a.tokens for a in answers)
         assert sum(a.stats.probes for a in answers) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BUILTIN not in builtin.names(), reason=f"{BUILTIN} is not installed")
+@pytest.mark.parametrize("spec", ["sdsat(k=3)", "sdsat(k=2, passes=1)", "sdsat(k=5, tree=16)"])
+def test_the_built_in_model_that_was_taught_drafts_for_itself(spec: str) -> None:
+    engine = Engine.from_pretrained(builtin.path(BUILTIN), dtype="float32")
+    before, message = builtin.demo()
+    asked = [builtin.edit_messages("shop.py", message, before[:400])]
+    for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}):
+        options: dict[str, Any] = {"max_new_tokens": 60, "budget": "drafter", **sampling}
+        [found] = same_answers(engine, asked, spec, **options)
+        assert found.stats.accepted > 0
+        assert 10 not in found.tokens
 
 
 @pytest.mark.parametrize("architecture", sorted({"lfm2", "mamba2"} & ALL.keys()))

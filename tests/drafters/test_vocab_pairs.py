@@ -17,6 +17,7 @@ from zlib import crc32
 
 import pytest
 import torch
+from pairs import pair_of
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -24,11 +25,9 @@ from draftsmith import builtin
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.draft_model.draft_model import ALGORITHMS, BoundDraftModel, DraftModel
-from draftsmith.drafters.draft_model.translation import Pair
 from draftsmith.engine.engine import Engine
 from draftsmith.testing import ToyTarget
-from draftsmith.text.tokenizer import render_chat
-from draftsmith.text.vocab import Vocabulary, complete, intersect
+from draftsmith.text.vocab import Vocabulary, complete
 
 TARGETS = ("edit-7m", "stories260K")
 COMPANIONS = ("edit-1m", "edit-bytes")
@@ -69,22 +68,6 @@ def prompts(target: str, count: int) -> list[list[int]]:
         else:
             ids = tokenizer("".join(pieces))["input_ids"]
         made.append(ids)
-    return made
-
-
-def edits(name: str, count: int) -> list[list[int]]:
-    """Prompts that ask the built-in model for an edit, of pieces that tokenizer `name` can write.
-
-    T5's knows neither line ends nor most characters, so what an oracle says in it is other text.
-    """
-    table = Vocabulary.of(tokenizer_of(name))
-    said = [p for p in PIECES if table.bytes_of(table.encode(p)).strip() == p.strip().encode()]
-    made = []
-    for number in range(count):
-        rng = random.Random(number)
-        text = "".join(rng.choices(said, k=rng.randint(3, 6)))
-        messages = builtin.edit_messages("notes.txt", "Rename nothing to anything", text)
-        made.append(render_chat(load("edit-7m").model.tokenizer, messages))
     return made
 
 
@@ -192,17 +175,7 @@ class OracleText(Drafter):
     def bind(self, model: ModelFacts) -> Drafter:
         target = Vocabulary.of(model.tokenizer, model.vocab_size)
         own = Vocabulary.of(tokenizer_of(self.tokenizer))
-        pair = Pair(
-            intersect(target, own),
-            target,
-            own,
-            ends=frozenset(),
-            begins=(),
-            tokens=TOKENS,
-            confidence=0.0,
-            reproducible=False,
-            source=self.name,
-        )
+        pair = pair_of(target, own, tokens=TOKENS, source=self.name)
         config = DraftModel("oracle", tokens=TOKENS, algorithm="slem")
         return BoundDraftModel(
             config, Reading(own, self.truths), ALGORITHMS["slem"](pair), True, ""
@@ -220,11 +193,8 @@ class OracleText(Drafter):
 
 @cache
 def plain(target: str, count: int, length: int) -> list[list[int]]:
-    return answers(target, prompts(target, count), length)
-
-
-def answers(target: str, asked: Sequence[list[int]], length: int) -> list[list[int]]:
-    return [load(target).generate(ids, max_new_tokens=length).tokens for ids in asked]
+    engine = load(target)
+    return [engine.generate(ids, max_new_tokens=length).tokens for ids in prompts(target, count)]
 
 
 def check(
@@ -262,15 +232,8 @@ def draft_models(target: str) -> dict[str, DraftModel]:
     return found
 
 
-NAMES = [
-    *(
-        f"{name} {algorithm}"
-        for name in (*COMPANIONS, *TOKENIZERS)
-        for algorithm in ("slem", "tli")
-    ),
-    "edit-1m standard",
-    "edit-bytes slrs",
-]
+NAMES = [f"{name} {way}" for name in (*COMPANIONS, *TOKENIZERS) for way in ("slem", "tli")]
+NAMES += ["edit-1m standard", "edit-bytes slrs"]
 
 
 def check_draft_model(target: str, name: str, count: int, length: int) -> None:
@@ -282,19 +245,13 @@ def check_draft_model(target: str, name: str, count: int, length: int) -> None:
     check(target, models[name], prompts(target, count)[every], plain(target, count, length)[every])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_greedy_answers_are_those_of_plain_decoding(name: str) -> None:
-    check_draft_model("stories260K", name, count=len(PIECES), length=6)
-
-
-@pytest.mark.parametrize("name", ["edit-1m standard", "edit-bytes slem", "edit-bytes slrs"])
+@pytest.mark.parametrize("name", ["edit-bytes slem", "edit-bytes slrs"])
 def test_greedy_answers_of_the_built_in_model(name: str) -> None:
     check_draft_model("edit-7m", name, count=len(PIECES), length=6)
 
 
 MANY = int(os.environ.get("DRAFTSMITH_PROMPTS", "40"))
-"""Prompts of a slow case: 200 take half a minute for each of 36 cases."""
+"""Prompts of a slow case: 200 take half a minute for each of 40 cases."""
 
 
 @pytest.mark.slow
@@ -304,40 +261,25 @@ def test_greedy_answers_on_many_prompts(target: str, name: str) -> None:
     check_draft_model(target, name, count=MANY, length=10)
 
 
-def oracle(
-    target: str, name: str, asked: Sequence[list[int]], longer: Sequence[list[int]]
-) -> float:
+def oracle(target: str, name: str, count: int) -> float:
     """An oracle of answers that go on for a draft beyond those it is asked for."""
     table = Vocabulary.of(load(target).model.tokenizer)
-    truths = [table.bytes_of([*ids, *found]) for ids, found in zip(asked, longer, strict=True)]
-    length = max(map(len, longer)) - TOKENS
-    right = [tokens[:length] for tokens in longer]
-    return check(target, OracleText(name, tuple(truths)), asked, right)
-
-
-def oracle_of_texts(target: str, name: str, count: int) -> float:
-    return oracle(target, name, prompts(target, count), plain(target, count, 10 + TOKENS))
+    asked, longer = prompts(target, count), plain(target, count, 10 + TOKENS)
+    truths = tuple(table.bytes_of([*ids, *found]) for ids, found in zip(asked, longer, strict=True))
+    return check(target, OracleText(name, truths), asked, [tokens[:10] for tokens in longer])
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_an_oracle_in_other_words(name: str) -> None:
-    assert oracle_of_texts("stories260K", name, len(PIECES)) > 0.5
+    assert oracle("stories260K", name, len(PIECES)) > 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_an_oracle_in_other_words_on_many_prompts(target: str, name: str) -> None:
-    accepted = oracle_of_texts(target, name, MANY)
+    accepted = oracle(target, name, MANY)
     # The built-in model continues such texts with spaces one by one and halves of characters: text
     # that no tokenizer would write so, and that no drafter of other words can meet.
     if target == "stories260K":
         assert accepted > 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TOKENIZERS)
-def test_an_oracle_of_edits(name: str) -> None:
-    """The built-in model at what it was made for: an answer that people could have written."""
-    asked = edits(name, MANY)
-    assert oracle("edit-7m", name, asked, answers("edit-7m", asked, 20 + TOKENS)) > 0.5

@@ -70,8 +70,7 @@ class Answers:
         """Delete all answers and what was learned from them, for running requests, too."""
         self.index, self.young = new_index(), new_index()
         self.mixer = prior(2)
-        """Mixer that requests begin with. It is never changed, so a request's changes are the
-        difference to it."""
+        """Mixer that requests begin with, never changed: what one learns is the difference."""
         self.forgotten = True
 
     @property
@@ -94,8 +93,7 @@ class AnswerCache:
     """Earlier answers of one model's requests, by salt, within a limit of bytes."""
 
     def __init__(self, most: int, model: ModelFacts, path: Path | None = None) -> None:
-        """`most`: maximum bytes. `path`: file that is loaded now and written by `save` and
-        `forget`.
+        """`most`: maximum bytes. `path`: file that is loaded now; `save` and `forget` write it.
 
         Raises OptionError if `most` is too small; LoadError if the file is damaged, too large, or
         from a model with another tokenizer; WriteError if the file cannot be written.
@@ -138,8 +136,7 @@ class AnswerCache:
             return answers
 
     def forget(self, salt: str | None = None) -> None:
-        """Delete the answers of a salt, or all answers, and what was learned: in memory and on
-        disk.
+        """Delete what is known of a salt, or of all salts, in memory and on disk.
 
         Running requests of the salt no longer draft from them, and add nothing. Raises WriteError
         if the file cannot be written; the answers in memory are then deleted nevertheless.
@@ -160,8 +157,7 @@ class AnswerCache:
             self.save()
 
     def add(self, answers: Answers, ids: Sequence[int], emitted: int) -> None:
-        """Add ids that end with an answer of `emitted` tokens; at the limit drop the oldest
-        ones."""
+        """Add ids that end with an answer of `emitted` tokens; at the limit drop the oldest."""
         kept = np.array(ids[-(self.most // BYTES_PER_TOKEN) :], np.int32)
         answer = Answer(answers.salt, kept, max(0, len(kept) - emitted))
         before = answers.nbytes if answers.salt in self._kept else 0

@@ -95,8 +95,7 @@ class Auto(Drafter):
     """Whether it drafts tokens for which the answer's grammar leaves little choice, and nothing
     that the grammar forbids."""
     tuned: bool = True
-    """Whether answers begin with the logit rows that `draftsmith tune auto` saved for this model,
-    if there are any."""
+    """Whether answers begin with logit rows that `draftsmith tune auto` saved for this model."""
     head: Any = None
     """A drafter with a trained head, `eagle3(model=…)` or `mtp()`. Its probabilities join the
     mixture where computing them pays."""
@@ -143,14 +142,11 @@ class Auto(Drafter):
         return STATE_BYTES + head + super().bytes_for(positions)
 
     def open(self, ctx: Context) -> DrafterState:
-        kind: dict[str, Any] = {
-            "chain": self.chain, "logits": self.logits, "grammar": self.grammar,
-            "bigrams": self.bigrams, "head": self.bound_head and HeadRows(self.bound_head),
-        }  # fmt: skip
+        head = None if self.bound_head is None else HeadRows(self.bound_head)
         if isinstance(ctx.earlier, Answers):
-            state: AutoState = CachingState(ctx.earlier, **kind)
+            state: AutoState = CachingState(self, ctx.earlier, head)
         else:
-            state = AutoState(prior(1), **kind)
+            state = AutoState(self, prior(1), head=head)
         state.take(ctx)
         state.read()
         return state
@@ -161,20 +157,14 @@ class AutoState(DrafterState):
 
     def __init__(
         self,
+        config: Auto,
         mixer: Mixer,
-        *,
-        chain: bool = False,
-        logits: bool = True,
-        grammar: bool = True,
-        bigrams: Any | None = None,
         answers: ContextIndex | None = None,
         head: HeadRows | None = None,
     ) -> None:
-        """`mixer` is changed by learning. `bigrams`: initial logit rows. `answers`: second
-        index."""
-        self.chain, self.logits, self.grammar, self.head = chain, logits, grammar, head
+        """`mixer` is changed by learning. `answers`: second index."""
+        self.config, self.head = config, head
         self.mixer = mixer if head is None else head.joined(mixer)
-        self.bigrams = NO_ROWS if bigrams is None else bigrams
         self.answers = answers or NO_ANSWERS
         self.rate = RATE if answers is None else CACHED_RATE
         self.search = new_search()
@@ -197,9 +187,9 @@ class AutoState(DrafterState):
         self.emitted: int | None = None
         """Position of the first emitted token that the mixer has not learned from."""
         self.passed: tuple[Sequence[int], Tensor, Highest | None, Sequence[int]] | None = None
-        """Tokens of the last pass, the logits after each, the highest of these if they were read,
-        and the accepted rows."""
-        self.rows, self.new_rows = copied(self.bigrams), NO_ROWS
+        """Tokens of the last pass, logits after each, the highest if read, and accepted rows."""
+        bigrams = self.config.bigrams
+        self.rows, self.new_rows = NO_ROWS if bigrams is None else copied(bigrams), NO_ROWS
         if self.head is not None:
             self.head.begin(0)
         self.predicted = range(0)
@@ -233,8 +223,7 @@ class AutoState(DrafterState):
             self.length += len(ids)
 
     def _advance(self, limits: Limits, quiet: int, floor: int, scout: Scout | None = None) -> int:
-        """Index the added ids, then draft within `limits` what the grammar allows; return the
-        number of nodes."""
+        """Index the added ids, then draft what the grammar allows; return the number of nodes."""
         emitted, self.emitted = self.length if self.emitted is None else self.emitted, None
         rows, base = (NO_ROWS, 0) if self.head is None else (self.head.rows, self.head.base)
         verdict = START
@@ -310,12 +299,12 @@ class AutoState(DrafterState):
     def _grow(self, ctx: Context) -> int:
         """Draft after the ids that were put; return how many nodes."""
         scout = None
-        if self.grammar and isinstance(ctx.grammar, GrammarState):
+        if self.config.grammar and isinstance(ctx.grammar, GrammarState):
             scout = ctx.grammar.scout(ctx.ids)
         forced, few = ([], []) if scout is None else scout.onward()
         limits = Limits(
-            min(ctx.budget, LARGEST), ctx.depth, self.chain, self.line, self.tokens / self.cost,
-            scout is not None, _tokens(forced), _tokens(few),
+            min(ctx.budget, LARGEST), ctx.depth, self.config.chain, self.line,
+            self.tokens / self.cost, scout is not None, _tokens(forced), _tokens(few),
         )  # fmt: skip
         return self._advance(limits, 0, self.offset, scout)
 
@@ -342,7 +331,7 @@ class AutoState(DrafterState):
         self.take(ctx)
         output = outcome.output.first(1 + drafted)
         logits, tokens = output.logits, (ctx.ids[-1 - count], *outcome.draft.tokens)
-        if self.logits and logits.shape[0] > drafted and logits.shape[1] >= TOP:
+        if self.config.logits and logits.shape[0] > drafted and logits.shape[1] >= TOP:
             path = [0, *(1 + node for node in outcome.verification.path)]
             self.passed = tokens[: 1 + drafted], logits, output.highest, path
         spent = float(np.interp(drafted, *self.line.T)) if drafted else 1.0
@@ -360,9 +349,9 @@ class AutoState(DrafterState):
 class CachingState(AutoState):
     """A state that also drafts from earlier answers, and adds its own answer to them."""
 
-    def __init__(self, earlier: Answers, **options: Any) -> None:
+    def __init__(self, config: Auto, earlier: Answers, head: HeadRows | None) -> None:
         self.earlier, self.start = earlier, earlier.mixer
-        super().__init__(self.start.copy(), answers=earlier.index, **options)
+        super().__init__(config, self.start.copy(), earlier.index, head)
 
     def _advance(self, limits: Limits, quiet: int, floor: int, scout: Scout | None = None) -> int:
         with self.earlier.cache.lock:

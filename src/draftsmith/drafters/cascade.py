@@ -124,7 +124,7 @@ class Cascade(Drafter):
             for i in first:
                 silent[i].opened.add(number)
             for i, draft in zip(asked, made, strict=True):
-                if speaks(draft):
+                if draft.size or draft.proposals:  # also a draw that gave nothing
                     silent.pop(i).speaker, drafts[i] = number, draft
                 elif draft.probes and silent[i].speaker is None:
                     silent[i].speaker, drafts[i] = number, draft
@@ -134,11 +134,6 @@ class Cascade(Drafter):
         return f"{self.name}({', '.join(map(str, self.drafters))})"
 
     __repr__ = __str__
-
-
-def speaks(draft: Draft) -> bool:
-    """Whether a draft must be verified: it has draft nodes, or a draw that gave nothing."""
-    return bool(draft.size or draft.proposals)
 
 
 class _Members(DrafterState):

@@ -74,7 +74,8 @@ class _Matcher(DrafterState):
         ids = self.history.ids
         for index in self.history.indexes:
             best: tuple[int, int] | None = None
-            for occurrence in index.recent(index.latest, self.config.candidates):
+            latest = len(ids) - index.n - 1  # an occurrence may overlap the last n ids
+            for occurrence in index.recent(latest, self.config.candidates):
                 start = occurrence + index.n
                 length = common_past(ids, start, len(ids), self.config.max)
                 if best is None or length > best[1]:
@@ -125,15 +126,15 @@ class Trust:
 
 
 class Frequency:
-    """A smoothed relative frequency with slow decay, at most 0.99."""
+    """A relative frequency with slow decay, at most 0.99; the prior counts as three cases."""
 
-    def __init__(self, prior: float, weight: float = 3.0, memory: float = 0.96) -> None:
-        self.prior, self.weight, self.memory = prior, weight, memory
+    def __init__(self, prior: float) -> None:
+        self.prior = prior
         self.right = self.total = 0.0
 
     @property
     def value(self) -> float:
-        return min(0.99, (self.right + self.weight * self.prior) / (self.total + self.weight))
+        return min(0.99, (self.right + 3 * self.prior) / (self.total + 3))
 
     def record(self, right: bool) -> None:
         self.fade()
@@ -141,5 +142,5 @@ class Frequency:
         self.total += 1
 
     def fade(self) -> None:
-        self.right *= self.memory
-        self.total *= self.memory
+        self.right *= 0.96
+        self.total *= 0.96

@@ -70,8 +70,7 @@ def untaught_head(mixer: Mixer) -> Mixer:
 
 
 def prior(indexes: int) -> Mixer:
-    """Return a copy of the shipped prior for that many indexes; raise LoadError if it is
-    damaged."""
+    """Return a copy of the shipped prior for that many indexes; raise LoadError for a bad one."""
     return adaptable(_shipped().mixers[indexes])
 
 

@@ -159,11 +159,6 @@ class NgramIndex:
         while len(self._grams) > max(0, length - self.n + 1):
             self._places[self._grams.pop()].pop()
 
-    @property
-    def latest(self) -> int:
-        """Latest possible start of an earlier occurrence, which may overlap the query."""
-        return len(self._grams) - 2
-
     def first(self, latest: int) -> int | None:
         """Return the first occurrence of the last `n` ids, if it starts at `latest` or before."""
         return next((start for start in self._all()[:1] if start <= latest), None)

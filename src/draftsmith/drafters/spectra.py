@@ -64,8 +64,7 @@ class Spectra(Drafter):
     pool: bool = True
     memory: int = 65_536
     seed: int = 0
-    """Seed of the drafter's draws: start tokens of the chains, and the r that is compared to
-    tau."""
+    """Seed of the drafter's draws: start tokens of the chains, and the r compared to tau."""
     corpus: str | None = None
 
     name: ClassVar[str] = "spectra"
@@ -102,10 +101,6 @@ class Spectra(Drafter):
         if self.corpus is not None:
             Retrieval(self.corpus).needs_of(model)
         return self.needs
-
-    def ngrams(self) -> Ngrams:
-        """Return empty dictionaries."""
-        return Ngrams(self.W, self.memory, self.sub_ngrams)
 
     def open(self, ctx: Context) -> DrafterState:
         kind = _Pool if self.pool else _Text
@@ -169,12 +164,11 @@ class _Pool(DrafterState):
         self.config = config
         self.name = name or config.name
         self.store = store
-        self.ngrams = config.ngrams()
+        self.ngrams = Ngrams(config.W, config.memory, config.sub_ngrams)
         self.predictor: Predictor | None = None
         self.chains: list[tuple[int, ...]] = []
         """W chains of N−1 tokens; empty before the first step."""
         self._grew = False  # whether they have predicted tokens, not only random ones
-        self._rng = Random(config.seed)
         self._start_length = 0
         self._turn = 0  # the chain with the oldest last pass
         self._running: list[int] = []  # chains in the current pass
@@ -287,7 +281,8 @@ class _Text(_Pool):
     def truncate(self, length: int) -> None:
         """Clear the dictionaries, which depend on the ids only; they are filled again."""
         if length < self._read:
-            self._read, self.ngrams = 0, self.config.ngrams()
+            c = self.config
+            self._read, self.ngrams = 0, Ngrams(c.W, c.memory, c.sub_ngrams)
 
 
 class Predictor:
@@ -306,8 +301,7 @@ class Predictor:
             self._penalty[list(keys)] = _array(torch.tensor(values, device=self._device))
 
     def __call__(self, logits: Tensor, ends: slice, fresh: Sequence[bool]) -> list[int]:
-        """Return the most probable token of each row of logits[ends]; for `fresh` rows an unknown
-        one.
+        """Return the most probable token of each row of logits[ends], an unknown one if `fresh`.
 
         If all possible tokens of a row are known, its most probable token is returned.
         """

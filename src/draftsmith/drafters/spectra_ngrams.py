@@ -74,8 +74,7 @@ class Ngrams:
         return [tokens for tokens in found if tokens not in begun][: self.per_key]
 
     def backward(self, past: Sequence[int], n: int) -> list[int]:
-        """Return up to `n` tokens after `past`, each by the longest key of ≤ n−1 (lines 8 to
-        14)."""
+        """Return up to `n` tokens after `past`, each by its longest key (lines 8 to 14)."""
         text = tuple(past)
         while len(text) < len(past) + n:
             for start in range(max(0, len(text) - n + 1), len(text)):

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.target import REST, ModelFacts, Needs
+from draftsmith.drafters.draft_model.translation import drafting_distribution
 from draftsmith.drafters.options import at_least, switches
 from draftsmith.errors import UnsupportedError
 
@@ -87,9 +87,6 @@ class BoundHead(Drafter):
     def sampled(self) -> bool:  # type: ignore[override]
         return self.config.sampled
 
-    def needs_of(self, model: ModelFacts) -> Needs:  # noqa: ARG002
-        return self.wants
-
     def preferred_width(self) -> int:
         return self.config.preferred_width()
 
@@ -137,16 +134,15 @@ class BoundHead(Drafter):
         probs, best = logits.float().softmax(-1).nan_to_num(0.0).topk(min(width, logits.shape[-1]))
         return (best if self.head.ids is None else self.head.ids[best]), probs
 
-    def step_seconds(self, context: int = 256, repeats: int = 9) -> float:
-        """Return the median seconds of the head's step for one token after `context` tokens."""
+    def step_seconds(self) -> float:
+        """Return the median seconds of the head's step for one token after 256 tokens."""
         head, runner, times = self.head, self.runner, list[float]()
-        ids, width = [0] * context, head.embeddings.shape[1]
         with self.lock, torch.inference_mode():
-            row = runner.open(ids)
-            states = head.embeddings.new_zeros((context, width))
+            row = runner.open([0] * 256)
+            states = head.embeddings.new_zeros((256, head.embeddings.shape[1]))
             head.feed(states)
             runner.prefill(row)
-            for _ in range(repeats):
+            for _ in range(9):
                 begin = perf_counter()
                 head.feed(states[-1:])
                 [output] = runner.forward([row], [EMPTY])
@@ -346,7 +342,7 @@ class _Sequence(DrafterState):
         sampled = config.sample and ctx.sampling.temperature > 0
         chain = sampled or self.drafter.chain
         self.context, self.tree = ctx, _Tree(depth if chain else limit, depth, chain)
-        self.drawing = _distribution(ctx.sampling) if sampled else None
+        self.drawing = drafting_distribution(ctx.sampling) if sampled else None
         return depth > 0
 
     def grow(self, logits: Tensor) -> bool:
@@ -366,9 +362,3 @@ class _Sequence(DrafterState):
 
     def close(self) -> None:
         self.entries.close()
-
-
-def _distribution(p: SamplingParams) -> Distribution:
-    """Return the target's distribution without processors that read the text."""
-    params = SamplingParams(temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p)
-    return Distribution.of(params, 0, ())

@@ -31,8 +31,7 @@ SAMPLE = 256
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The last `length` ids of a text occur at the positions `low` to `high` of the suffix
-    array."""
+    """The last `length` ids of a text are at positions `low` to `high` of the suffix array."""
 
     length: int
     low: int
@@ -71,10 +70,6 @@ class Datastore:
             for name, content in ((files.TOKENS, store._text), (files.SUFFIXES, store._order)):
                 files.verify(folder / name, content, store.header.sums[name])
         return store
-
-    def __len__(self) -> int:
-        """Number of tokens, separators included."""
-        return self.header.tokens
 
     def find(
         self, ids: Sequence[int], longest: int = LONGEST, shortest: int = SHORTEST

@@ -44,8 +44,7 @@ class Trie:
         return cls(rows.T[by_depth], above.T[by_depth], weights, paths)
 
     def draft(self, most: int, source: str) -> Draft:
-        """Return the `most` heaviest nodes, in falling order of weight; of equal ones the
-        shallower.
+        """Return the `most` heaviest nodes, the heaviest first; of equal ones the shallower.
 
         The weight is the number of continuations that reach a node, so these nodes are most likely
         to be accepted. Parents precede their children, because no child is heavier.

@@ -42,9 +42,6 @@ ALGORITHMS: dict[str, Callable[[Pair], Callable[[], Translation]]] = {
 }
 """Algorithm → function that creates a factory for translations of new sequences."""
 
-GUESSING = ("slem",)
-"""Algorithms that only guess: their drafts have no distributions, even if the target samples."""
-
 
 @dataclass(frozen=True, repr=False)
 class DraftModel(Drafter):
@@ -64,8 +61,7 @@ class DraftModel(Drafter):
     """Draw target and draft with the same noise per position, so that the output depends on the
     seed only, not on the drafter."""
     psi: Literal["path", "enumerate"] = "path"
-    """Rule for the distribution of the proposals of `slrs`: a walk over bytes, or the paper's
-    enumeration."""
+    """Distribution of the proposals of `slrs`: of a walk over bytes, or the paper's enumeration."""
     copies: bool = True
     """Let the draft model read tokens that it probably copies in one pass; drafts stay the same."""
     tokenizer: Any = None
@@ -84,8 +80,8 @@ class DraftModel(Drafter):
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]
-        """Whether its drafts contain samples if the target samples."""
-        return not self.reproducible and self.algorithm not in GUESSING
+        """Whether its drafts contain samples if the target samples. Those of slem are guesses."""
+        return not self.reproducible and self.algorithm != "slem"
 
     @property
     def shares_noise(self) -> bool:  # type: ignore[override]
@@ -113,7 +109,7 @@ class DraftModel(Drafter):
             self,
             Runner(loaded),
             ALGORITHMS[algorithm](pair),
-            guesses=self.reproducible or algorithm in GUESSING,
+            guesses=self.reproducible or algorithm == "slem",
             why=why,
             rewinds=loaded.capabilities.cache != "replay",
             row_bytes=loaded.row_bytes,

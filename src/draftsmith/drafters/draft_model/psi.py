@@ -10,7 +10,6 @@ A *letter* is a byte, or a control token that both vocabularies have. A text is 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,11 +30,8 @@ MOST_FORWARDS = 4096
 """Maximum number of draft model evaluations per ψ for which `enumerate` is allowed."""
 
 DRAWS = 256
-"""Draws from a residual before ψ is computed wherever p is not zero, which takes hundreds of
-passes.
-
-After many draws, ψ of most drawn tokens is already known.
-"""
+"""Draws from a residual before ψ is computed wherever p is not zero, in hundreds of passes. After
+many draws, ψ of most drawn tokens is already known."""
 
 STOP = ""
 """Step of a walk that ends it without another letter."""
@@ -65,9 +61,7 @@ class Lexicon:
         return self._letters[text]
 
     def first(self, text: str) -> int | None:
-        """Return the first token of `text`: its longest prefix that is a token (section 3); or
-        None.
-        """
+        """Return the first token of `text`, its longest prefix that is one (section 3); or None."""
         ends = range(min(len(text), LONGEST), 0, -1)
         return next((self.ids[text[:end]] for end in ends if text[:end] in self.ids), None)
 
@@ -86,51 +80,22 @@ class Walk:
     over: bool = False
 
 
-class Rule(ABC):
-    """Rule for when to stop drafting, which determines ψ; shared by the sequences of a pair."""
-
-    lexicon: Lexicon
-    mask: Mask
-    """Forbids ids that no target token can contain, before anything is drawn."""
-    plans: bool
-    """Whether it can stop at planned texts; else it makes one proposal per step."""
-    reach: int
-    """Maximum number of drafter ids per proposal."""
-
-    @abstractmethod
-    def step(self, walk: Walk, q: Tensor, sampler: Sampler) -> None:
-        """Add at most one drafter id to `walk`, drawn with the drafter's distribution q (V_D,)
-        after `walk.ids`."""
-
-    @abstractmethod
-    def distribution(
-        self, stop: str | None, known: Mapping[Ids, Tensor], distributions: Distributions
-    ) -> LazyDistribution:
-        """Return the distribution ψ of the proposal of a walk that stops at `stop`.
-
-        `known` has distributions (V_D,) that need not be computed again.
-        """
-
-    def spell(self, text: str) -> Ids:
-        """Return the drafter's ids of a text, one for each letter."""
-        raise NotImplementedError
-
-
 # ---------------------------------------------------------------------------- psi="enumerate"
 
 
-class Enumerate(Rule):
+class Enumerate:
     """The paper's rule: draft until the first target token is determined, or `lookahead` ids.
 
     It is determined if no token begins with the drafted text, except for a token equal to the text.
     `texts` (V_D,) are the texts of the drafter's ids, None for ids to mask.
     """
 
-    plans = False  # ids drafted after the first token are not samples given that token
-
     def __init__(self, lexicon: Lexicon, texts: Sequence[str | None], lookahead: int) -> None:
-        self.lexicon, self.texts, self.reach = lexicon, texts, lookahead
+        self.lexicon, self.texts = lexicon, texts
+        self.reach = lookahead
+        """Maximum number of drafter ids per proposal."""
         self.mask = Mask(torch.tensor([not text for text in texts], device="cpu"))
+        """Forbids ids that no target token can contain, before anything is drawn."""
 
     def decided(self, ids: Ids, text: str) -> bool:
         """Return the look-ahead indicator: whether to stop after these ids."""
@@ -140,8 +105,7 @@ class Enumerate(Rule):
     def open(self) -> dict[Ids, str]:
         """Drafts after which the rule continues, with their texts, shorter ones first.
 
-        ψ needs the drafter's distribution after each. Raises UnsupportedError if there are too
-        many.
+        ψ needs the drafter's distribution after each. Raises UnsupportedError for too many.
         """
         found: dict[Ids, str] = {(): ""}
         level = dict(found)
@@ -163,6 +127,7 @@ class Enumerate(Rule):
         return found
 
     def step(self, walk: Walk, q: Tensor, sampler: Sampler) -> None:
+        """Add one drafter id to `walk`, drawn from the drafter's distribution q (V_D,) after it."""
         drawn = sampler.draw(q)
         walk.ids = (*walk.ids, drawn)
         walk.text += self.texts[drawn] or ""
@@ -175,6 +140,10 @@ class Enumerate(Rule):
         known: Mapping[Ids, Tensor],  # noqa: ARG002
         distributions: Distributions,
     ) -> LazyDistribution:
+        """Return the distribution ψ of the proposal of a walk that stops at `stop`.
+
+        `known` has distributions (V_D,) that need not be computed again.
+        """
         return EnumeratedPsi(self, distributions)
 
 
@@ -210,7 +179,7 @@ class EnumeratedPsi:
 # --------------------------------------------------------------------------------- psi="path"
 
 
-class Path(Rule):
+class Path:
     """Ours: one path of letters to every token, so that ψ(t) needs the distributions along t only.
 
     At a text that is a token, the walk stops with probability σ: one minus the drafter's
@@ -220,7 +189,6 @@ class Path(Rule):
     letters, one each; `size` is V_D.
     """
 
-    plans = True
     reach = LONGEST
 
     def __init__(self, lexicon: Lexicon, ids: Mapping[str, int], size: int) -> None:
@@ -233,6 +201,7 @@ class Path(Rule):
         self._rows: dict[str, tuple[str, Tensor]] = {}
 
     def spell(self, text: str) -> Ids:
+        """Return the drafter's ids of a text, one for each letter."""
         return tuple(self.ids[letter] for letter in text)
 
     def ends(self, text: str, stop: str | None) -> bool:
@@ -271,6 +240,10 @@ class Path(Rule):
         self, stop: str | None, known: Mapping[Ids, Tensor], distributions: Distributions
     ) -> LazyDistribution:
         return PathPsi(self, stop, known, distributions)
+
+
+Rule = Enumerate | Path
+"""Rule for when to stop drafting, which determines ψ; shared by the sequences of a pair."""
 
 
 class PathPsi:

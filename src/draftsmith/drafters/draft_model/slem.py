@@ -153,8 +153,7 @@ class StringMatch(Translation):
         self.ids: list[int] = []
         """The drafter's ids of the text so far and of the last draft."""
         self.anchors: list[tuple[int, int]] = [(0, 0)]
-        """(t, d) pairs, rising: the first t target ids are the first d of `ids`. The last pair is
-        the end of the text."""
+        """(t, d), rising to the text's end: the first t target ids are the first d of `ids`."""
         self.limit = 0
 
     def begin(self, ctx: Context) -> Sequence[int]:

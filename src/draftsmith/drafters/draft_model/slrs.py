@@ -22,9 +22,7 @@ from draftsmith.errors import OptionError, UnsupportedError
 
 
 def rule_of(bridge: Bridge) -> Rule:
-    """Return the rule for a pair of vocabularies; raise OptionError or UnsupportedError if none
-    fits.
-    """
+    """Return the rule for a pair; raise OptionError or UnsupportedError if none fits."""
     pair = bridge.pair
     if pair.reproducible:
         raise OptionError("draft_model: reproducible=True cannot be used with algorithm='slrs'")
@@ -89,7 +87,8 @@ class StringRejection(StringMatch):
 
     def draw(self, q: Tensor) -> int | None:
         self.known[tuple(self.ids[self.start :])] = q
-        return int(q.argmax()) if self.rule.plans else None
+        # Under `Enumerate`, ids drafted after the first token are no samples given that token.
+        return int(q.argmax()) if isinstance(self.rule, Path) else None
 
     def draft(self) -> Draft:
         if self.distribution.greedy or not self.known:
@@ -116,12 +115,14 @@ class StringRejection(StringMatch):
 
     def _stops(self) -> Sequence[str | None]:
         """Return the texts of the planned tokens, without an unfinished word; None: no plan."""
-        planned = tuple(self.ids[self.start :])
+        rule, planned = self.rule, tuple(self.ids[self.start :])
+        if not isinstance(rule, Path):
+            return [None]
         found: list[str] = []
         at = 0
-        for token in self._tokens() if self.rule.plans else ():
-            text = self.rule.lexicon.texts.get(token)
-            if text is None or planned[at : at + len(text)] != self.rule.spell(text):
+        for token in self._tokens():
+            text = rule.lexicon.texts.get(token)
+            if text is None or planned[at : at + len(text)] != rule.spell(text):
                 break
             found.append(text)
             at += len(text)

@@ -50,8 +50,7 @@ class TokenMap:
         return q.new_zeros(vocab_size).index_copy_(0, self.columns, q[self.rows])
 
     def noise(self, of_target: Tensor, like: Tensor) -> Tensor:
-        """Return (V_D,) the noise of each token from `of_target` (V_T,); -inf for tokens outside
-        T."""
+        """Return (V_D,) the noise of each token from `of_target` (V_T,); -inf outside T."""
         of_drafter = of_target.new_full((len(self.to_target),), -math.inf)
         noise = of_target[self.columns.cpu()]
         return of_drafter.index_copy_(0, self.rows.cpu(), noise).to(like)

@@ -127,6 +127,12 @@ class After:
         yield group
 
 
+def drafting_distribution(p: SamplingParams) -> Distribution:
+    """Return the distribution of these parameters without processors that read the text."""
+    params = SamplingParams(temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p)
+    return Distribution.of(params, 0, ())
+
+
 class Translation(ABC):
     """One sequence between two vocabularies, with one algorithm.
 
@@ -146,13 +152,8 @@ class Translation(ABC):
 
     def begin(self, ctx: Context) -> Sequence[int]:
         """Begin a draft with the sampling parameters of `ctx`; return the result of `read`."""
-        p = ctx.sampling
         self.context = ctx
-        self.distribution = Distribution.of(
-            SamplingParams(temperature=p.temperature, top_k=p.top_k, top_p=p.top_p, min_p=p.min_p),
-            ctx.prompt_length,
-            (),
-        )
+        self.distribution = drafting_distribution(ctx.sampling)
         return self.read(ctx)
 
     @property
