@@ -250,7 +250,7 @@ def test_greedy_answers_of_the_built_in_model(name: str) -> None:
     check_draft_model("edit-7m", name, count=len(PIECES), length=6)
 
 
-MANY = int(os.environ.get("DRAFTSMITH_PROMPTS", "40"))
+MANY = int(os.environ.get("DRAFTSMITH_PROMPTS", "20"))
 """Prompts of a slow case: 200 take half a minute for each of 40 cases."""
 
 
