@@ -141,18 +141,18 @@ def test_the_automatic_budget_follows_the_cost() -> None:
 
 def test_costs_of_a_tiny_model() -> None:
     loaded = load(tiny.model(), tokenizer=tiny.tokenizer())
-    heard: list[str] = []
+    heard: list[int] = []
     grid = Grid(positions=(1, 4, 16), contexts=(32, 9999), batches=(1, 2), repeats=2)
     found = measure_cost(loaded, grid, heard.append)
     assert found.contexts == [32, 512 - 16 - 9 - 1]  # the longest that fits, for one too long
     assert found.batches == [1, 2]
     assert len(found.points) == 3 * 2 * 2
-    assert len(heard) == 4
+    assert heard == [1] * 4
     assert all(p.low <= p.ms <= p.high for p in found.points)
     assert found.prefill_ms.keys() == set(found.contexts)
     assert found.dtype == "float32"
     assert found.title.endswith("linear layers: as loaded")
-    assert set(found.versions) == {"draftsmith", "torch", "transformers"}
+    assert found.versions.keys() >= {"draftsmith", "torch", "transformers"}
     with pytest.raises(UnsupportedError, match="too short"):
         measure_cost(loaded, Grid(positions=(1, 600)))
 
