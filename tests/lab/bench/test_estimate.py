@@ -188,8 +188,7 @@ def call(*args: object) -> Any:
 
 def test_the_commands(tmp_path: Path) -> None:
     model, cost, log = tmp_path / "model", tmp_path / "cost.json", tmp_path / "log.jsonl"
-    tiny.model().save_pretrained(model)
-    tiny.tokenizer().save_pretrained(model)
+    tiny.save(model)
     grid = ("--contexts", "64", "--batches", "1", "--positions", "8,64", "--repeats", "2")
     assert json.loads(call("cost", model, "-o", cost, *grid, "--json").stdout)["points"]
     measured = call("cost", model, "-o", cost, *grid)

@@ -462,8 +462,7 @@ def test_a_full_disk_names_the_file_and_keeps_what_there_is(
 
 
 def test_runs_on_layers_laid_out_otherwise_are_not_put_together(tmp_path: Path) -> None:
-    tiny.model().save_pretrained(tmp_path)
-    tiny.tokenizer().save_pretrained(tmp_path)
+    tiny.save(tmp_path)
     plain, packed = (
         settings(RunPlan(load(tmp_path, prepack=laid_out), [], [], SamplingParams()))
         for laid_out in (False, True)
