@@ -7,8 +7,6 @@ import json
 import lzma
 import os
 import random
-import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -321,59 +319,6 @@ def test_killed_while_tidying_up(
     Datastore.open(tmp_path / "c")
     make(plan, tmp_path / "c", model)
     assert content(tmp_path / "c") == expected
-
-
-BUILDS = """
-import os, sys
-os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not be there after a fork
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-import torch
-import tiny
-from draftsmith.lab.corpus import perplexity
-from draftsmith.lab.corpus.build import build
-from draftsmith.lab.corpus.plan import CorpusPlan
-from draftsmith.model.load import load
-from work import DIES
-
-torch.set_num_threads(1)
-perplexity._POSITIONS = 256
-
-model = load(tiny.model(), tokenizer=tiny.tokenizer())
-plan = CorpusPlan(texts=[Path({texts!r})], piece=16, keep=9)
-for lines in map(int, sys.stdin):
-    child = os.fork()
-    if not child:
-        if lines:
-            parts = "/lab/corpus/", "/drafters/corpus/", "/draftsmith/storage.py"
-            exec(DIES.format(lines=lines, parts=parts))
-        build(plan, Path({folder!r}), tiny.tokenizer(), model, "tiny")
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-"""Builds, each in a process of its own and killed after as many lines as it is told; 0: never."""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="only there a fork may go on computing")
-def test_sigkill_at_random_moments(
-    plan: CorpusPlan, expected: dict[str, bytes], tmp_path: Path
-) -> None:
-    folder = tmp_path / "c"
-    code = BUILDS.format(
-        tests=str(Path(__file__).parents[2]), texts=str(plan.texts[0]), folder=str(folder)
-    )
-    rng = random.Random(11)
-    killed_after = [rng.randrange(300, 3000) for _ in range(12)]  # lines; a build is about 4,800
-    asked = "".join(f"{lines}\n" for lines in [*killed_after, 0])
-    told = subprocess.run(
-        [sys.executable, "-c", code], input=asked, stdout=subprocess.PIPE, text=True, check=True
-    )
-    statuses = [int(line) for line in told.stdout.split()]
-    assert set(statuses) <= {0, -signal.SIGKILL}
-    assert statuses.count(-signal.SIGKILL) > 1
-    assert statuses[-1] == 0
-    assert content(folder) == expected
 
 
 # --- what is refused ------------------------------------------------------------------------------

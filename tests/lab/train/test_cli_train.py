@@ -50,7 +50,7 @@ def test_json(folder: Path) -> None:
     ("args", "says"),
     [
         (("--add-token",), "give --infill=0"),
-        (("--infill", 0), "--add-token"),
+        (("--infill", 0), "add some with --add-token"),
         (("--objective", "best"), "unknown objective 'best'"),
         (("--infill", 0, "--add-token", "--length", 4000), "--length=4000"),
     ],

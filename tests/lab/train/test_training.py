@@ -248,12 +248,6 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_no_free_token(model: Path, texts: Texts, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"0 free token ids.*--add-token"):
-        train(str(model), RECIPE, texts, tmp_path / "out", Options(cpu=True))
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("tokens", "says"),
     [((7,), "contain token 7"), ((2,), "has a meaning"), ((999,), "there is no token 999")],
@@ -278,16 +272,6 @@ def test_texts_shorter_than_a_sequence(model: Path, texts: Texts, tmp_path: Path
     with pytest.raises(OptionError, match="held-out texts have"):
         train(str(model), RECIPE, wrong, tmp_path / "out", OPTIONS)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_sequence_longer_than_the_context(tied: Path, texts: Texts, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="length=65, but the context"):
-        train(str(tied), replace(RECIPE, length=65), texts, tmp_path / "out", Options(cpu=True))
-
-
-def test_infilling_without_markers(model: Path, texts: Texts, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"infill=0.5, but the tokenizer has no markers"):
-        train(str(model), replace(RECIPE, infill=0.5), texts, tmp_path / "out", OPTIONS)
 
 
 def test_quantized_weights(model: Path, texts: Texts, tmp_path: Path) -> None:
@@ -436,25 +420,10 @@ def test_a_damaged_file_of_adaptive_tokens(tmp_path: Path, text: str) -> None:
         AdaptiveTokens.load(str(tmp_path))
 
 
-def test_diverse_tokens_ask_for_less_than_L() -> None:  # noqa: N802
-    diverse = AdaptiveTokens(tokens=(5, 6, 7), L=3, objective="improved")
-    assert diverse.ask(2) == (5, 6)
-    with pytest.raises(OptionError, match="k must be less than 3"):
-        diverse.ask(3)
-    assert AdaptiveTokens(tokens=(5,), L=3, objective="improved").ask(5) == (5,) * 5
-
-
-def test_a_half_written_folder_is_removed_or_named(
+def test_a_half_written_folder_that_stays_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = tmp_path / "step"
-    half.mkdir()
-    with (
-        pytest.raises(WriteError, match=r"No space.*; nothing of it was kept"),
-        kept_whole(half, half),
-    ):
-        raise OSError(28, "No space left on device")
-    assert not half.exists()
     half.mkdir()
 
     def refuse(_folder: Path) -> None:
