@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import command
 import tiny
-from command import call as run_command
 from draftsmith import builtin
 from draftsmith.core.stats import Stats
 from draftsmith.drafters.registry import parse
@@ -25,6 +26,9 @@ from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.model.load import load
 from draftsmith.model.measure import Grid, pass_cost
 from draftsmith.model.runner import Runner
+
+
+call = partial(command.call, "bench")
 
 
 def table(**milliseconds: float) -> CostTable:
@@ -180,10 +184,6 @@ def test_the_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runner, "wait", lambda _: waits.append(1))
     pass_cost(load(tiny.model()), widths=(1, 4), context=8, repeats=2)
     assert len(waits) >= 1 + 2 * (1 + 2)  # after the prompt, and after every step
-
-
-def call(*args: object) -> Any:
-    return run_command("bench", *map(str, args))
 
 
 def test_the_commands(tmp_path: Path) -> None:

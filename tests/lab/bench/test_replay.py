@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 
 import command
 import tiny
-from draftsmith import builtin
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import Needs
 from draftsmith.drafters.registry import parse
@@ -29,6 +29,7 @@ from draftsmith.lab.bench.templates import TEMPLATES
 from draftsmith.lab.corpus.index import write_index
 from draftsmith.lab.lines import Finished
 
+call = partial(command.call, "bench")
 CHAT = [{"role": "user", "content": "Hello"}]
 
 
@@ -202,16 +203,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def call(*args: object) -> Any:
-    return command.call("bench", *map(str, args))
-
-
 def rows(*args: object) -> list[dict[str, Any]]:
     result = call("replay", *args, "--json")
     assert result.exit_code == 0, result.output
-    answer = json.loads(result.stdout)
-    assert list(answer) == ["rows"]
-    found: list[dict[str, Any]] = answer["rows"]
+    found: list[dict[str, Any]] = json.loads(result.stdout)["rows"]
     return found
 
 
@@ -222,10 +217,6 @@ def counts(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_json_rows(folder: Path) -> None:
     found = rows(folder / "log.jsonl", "-d", "copyspec", "-d", "none")
-    assert list(found[0]) == [
-        "suite", "category", "turn", "drafter", "records", "tokens", "passes", "tokens_per_pass",
-        "drafted_per_pass", "copied_share", "drafter_us_per_pass",
-    ]  # fmt: skip
     places = {(r["category"], r["turn"]) for r in found}
     assert places == {(c, t) for c in (None, "even", "odd") for t in (None, 1, 2)}
     by_place = {(r["category"], r["turn"], r["drafter"]): r for r in found}
@@ -344,15 +335,6 @@ def test_hostile_lines_are_named(folder: Path, tmp_path: Path, line: str, reason
     fails(reason.removeprefix("line 1: "), "replay", array, "-t", folder / "tokenizers/tiny")
 
 
-@pytest.mark.skipif("edit-7m" not in builtin.names(), reason="the built-in model is not there")
-def test_built_in_models_have_tokenizers_by_name(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    log.write_text('{"prompt": "def foo(x): return x", "output": "def foo(y): return y"}\n')
-    assert rows(log, "-t", "edit-7m")[0]["tokens"] > 3
-    shown = call("estimate", log, "-t", "edit-7m", "--cost", "0.02")
-    assert shown.exit_code == 0, shown.output
-
-
 def test_a_tokenizer_that_does_not_match(folder: Path, tmp_path: Path) -> None:
     fails("was made with the tokenizer tiny, not other", "replay", folder / "log.jsonl",
           "-t", "other")  # fmt: skip
@@ -372,7 +354,7 @@ def test_a_tokenizer_that_does_not_match(folder: Path, tmp_path: Path) -> None:
         Encoding((), str(broken))(chat)
 
 
-@pytest.mark.parametrize("name", ["smollm2", "file"])
+@pytest.mark.parametrize("name", ["smollm2", "edit-7m", "file"])
 def test_g3_every_name_of_a_model_works(name: str, tiny_smollm2: Path, tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"id": "x", "messages": CHAT, "output": "hello world " * 9}) + "\n")
