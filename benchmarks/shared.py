@@ -233,9 +233,7 @@ def promised(
     return table(("", "first / second", "at most", "ms", ""), rows), broken
 
 
-def timed(
-    arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1
-) -> list[list[float]]:
+def timed(arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1) -> list[list[float]]:
     """Return the seconds of every run of every arm; the arms alternate."""
     for arm in [*arms] * warmup:
         arm()

@@ -27,7 +27,6 @@ from draftsmith.model.load import load
 from draftsmith.model.measure import Grid, pass_cost
 from draftsmith.model.runner import Runner
 
-
 call = partial(command.call, "bench")
 
 
