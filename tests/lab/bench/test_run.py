@@ -77,11 +77,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rows(model: LoadedModel, path: Path) -> list[Generation]:
     """Two answers to every prompt by every arm, also in the file."""
-    return go(plan_of(model, runs=2), path)
+    return go(plan_of(model, records=records()[1:], runs=2), path)
 
 
 def test_every_prompt_by_every_arm(rows: list[Generation]) -> None:
-    assert len(rows) == 3 * len(ARMS) * 2
+    assert len(rows) == 2 * len(ARMS) * 2
     assert len({row.key for row in rows}) == len(rows)
     for row in rows:
         assert len(row.output_ids) == 24
