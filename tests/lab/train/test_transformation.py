@@ -216,5 +216,6 @@ def test_the_learning_rate_rises_then_falls() -> None:
     assert rates[399] == pytest.approx(5e-5)
     assert max(rates) == pytest.approx(5e-5)
     assert rates[-1] == pytest.approx(1e-5)
+    assert rates[400 + 400] == pytest.approx(4.41e-5, rel=0.01)
     assert rates[400 + 800] == pytest.approx(3e-5, rel=0.01)
     assert all(a >= b for a, b in pairwise(rates[400:]))
