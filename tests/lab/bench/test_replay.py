@@ -40,7 +40,7 @@ def engine() -> Engine:
 
 @pytest.mark.parametrize(
     ("spec", "limit"),
-    [("none", 40), ("copyspec(gamma=1)", 120), ("prompt_lookup", 40), ("auto(logits=False)", 120)],
+    [("none", 40), ("copyspec(gamma=1)", 120), ("prompt_lookup", 40), ("auto(logits=False)", 40)],
 )
 def test_a_replay_equals_the_live_run(engine: Engine, spec: str, limit: int) -> None:
     """The same passes, drafts and acceptances, ended by length or by the end token."""
@@ -120,11 +120,13 @@ def test_templates_write_what_the_models_read(shared_data: Path) -> None:
     vicuna = TEMPLATES["llama2"].render(chat)
     assert vicuna[0].endswith("questions. USER: Hi ASSISTANT: Yo</s>USER: Hello ASSISTANT:")  # type: ignore[union-attr]
     assert chat_ids("llama2", shared_data, chat, "ok").answer == (3431, 2)
-    llama = chat_ids("llama3", shared_data, CHAT, "ok")
-    assert llama.prompt == (
-        128000, 128006, 882, 128007, 271, 9906, 128009, 128006, 78191, 128007, 271,
-    )  # fmt: skip
-    assert (llama.answer, llama.vocab_size) == ((564, 128009), 128256)
+    assert TEMPLATES["llama3"].render(CHAT) == [
+        128000, 128006, "user", 128007, "\n\nHello", 128009, 128006, "assistant", 128007, "\n\n",
+    ]  # fmt: skip
+    asked = Record("x", "x", messages=tuple(CHAT), output="ok")
+    llama = Encoding((shared_data / "tokenizers",), "llama2", "llama3")(asked)
+    assert llama.prompt[:2] == (128000, 128006)
+    assert (llama.answer, llama.vocab_size) == ((3431, 128009), 128256)
     own = [{"role": "system", "content": "Be brief."}, *CHAT]
     assert TEMPLATES["qwen2"].render(own)[0].startswith("<|im_start|>system\nBe brief.")  # type: ignore[union-attr]
     assert TEMPLATES["llama2"].render(own)[0].startswith("Be brief. USER: Hello")  # type: ignore[union-attr]
