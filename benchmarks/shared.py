@@ -233,21 +233,13 @@ def promised(
     return table(("", "first / second", "at most", "ms", ""), rows), broken
 
 
-def timed(
-    arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1, before: int = 0
-) -> list[list[float]]:
-    """Return the seconds of every run of every arm; the arms alternate.
-
-    `before`: untimed runs of an arm before each timed one, if arms evict each other from the
-    processor's caches.
-    """
+def timed(arms: Sequence[Callable[[], object]], runs: int, warmup: int = 1) -> list[list[float]]:
+    """Return the seconds of every run of every arm; the arms alternate."""
     for arm in [*arms] * warmup:
         arm()
     seconds: list[list[float]] = [[] for _ in arms]
     for number in range(runs):
         for place in in_turn(range(len(arms)), number):
-            for _ in range(before):
-                arms[place]()
             begin = perf_counter()
             arms[place]()
             seconds[place].append(perf_counter() - begin)

@@ -14,7 +14,6 @@ code is 1, and nothing more is measured, if drafted decoding gives other tokens 
 from __future__ import annotations
 
 import argparse
-from datetime import UTC, datetime
 from functools import partial
 from time import perf_counter
 from typing import get_args
@@ -47,8 +46,7 @@ def measure(args: argparse.Namespace) -> Blocks:
     args.ends = perf_counter() + args.seconds
     args.device = devices.usual() if args.device is None else torch.device(args.device)
     args.how = {"device": devices.name_of(args.device), "driver": card.driver()}
-    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    yield table(("measured on", ""), [*card.facts(args), ("date", when)])
+    yield table(("measured on", ""), card.facts(args))
     speed = 0.0
     for shape in dict.fromkeys(["toy" if args.quick else "small", *args.shapes]):
         model = Model(shape, args.device)  # which frees the one before

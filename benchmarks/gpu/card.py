@@ -11,7 +11,7 @@ from time import perf_counter
 import torch
 
 from draftsmith.model import devices
-from draftsmith.model.measure import processor, versions
+from draftsmith.model.measure import processor
 
 ROOM = 1.5
 """Memory that a model needs, in sizes of its weights, also while its dtype is changed."""
@@ -27,19 +27,13 @@ def driver() -> str:
 
 
 def facts(args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Yield what the figures depend on."""
+    """Yield the device, and what drives it."""
     on_cpu = args.device.type == "cpu"
     yield "device", processor() if on_cpu else devices.name_of(args.device)
     if not on_cpu:
         runtime = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip}
         found = [f"{name} {number}" for name, number in runtime.items() if number]
         yield "driver", ", ".join([driver(), *found])
-    yield from versions().items()
-    sizes = ("shapes", "store", "widths"), ("limit", "tokens", "runs", "mib")
-    words = [f"--{name} {' '.join(map(str, getattr(args, name)))}" for name in sizes[0]]
-    words += [f"--{name} {getattr(args, name)}" for name in sizes[1]]
-    data = [] if args.data is None else ["DATA"]
-    yield "command", " ".join(["python -m benchmarks.gpu", *data, *words])
 
 
 def fits(weights: int, device: torch.device) -> bool:

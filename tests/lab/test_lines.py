@@ -36,7 +36,7 @@ import sys
 from pathlib import Path
 from draftsmith.lab.lines import JsonLines
 lines = JsonLines(Path(sys.argv[1]), lambda item: item, '{"n"', None)
-for _ in range(200):
+for _ in range(60):
     lines.add({"n": sys.argv[2] * 1000})
 """
 
@@ -53,23 +53,17 @@ def test_lines_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tail", ['{"n": 3, "text": "é', "{", '{"n"', "\0\0\0", '{"n": 3\0\0', '{"n": 3, "text": "é"']
+    "tail", ['{"n": 3, "text": "é'.encode()[:-1], b"{", b"\0\0\0", b'{"n": 3\0\0']
 )
-def test_a_torn_end_is_cut_off(tmp_path: Path, tail: str) -> None:
+def test_a_torn_end_is_cut_off(tmp_path: Path, tail: bytes) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"n": 1}\n\n{"n": 2}\n' + tail.encode())
+    path.write_bytes(b'{"n": 1}\n\n{"n": 2}\n' + tail)
     found = read_lines(path, number, BEGINS, HINT)
     assert (found.entries, found.torn) == ([1, 2], True)
     mended = lines(path)
     assert mended.entries == [1, 2]
     mended.add({"n": 4})
     assert path.read_bytes() == b'{"n": 1}\n\n{"n": 2}\n{"n": 4}\n'
-
-
-def test_characters_may_be_torn_too(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"n": 1}\n' + '{"n": 2, "text": "é'.encode()[:-1])
-    assert lines(path).entries == [1]
 
 
 def test_a_line_without_its_end_may_be_whole(tmp_path: Path) -> None:
@@ -84,7 +78,6 @@ def test_a_line_without_its_end_may_be_whole(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"costly diary", "line 1: not JSON"),
-        (b"costly diary\n", "line 1: not JSON"),
         (b'{"n": 1}\n{"n": \n{"n": 3}\n', "line 2: not JSON"),
         (b'{"n": 1}\n[2]\n', "line 2: expected a JSON object, found list"),
         (b'{"n": 1}\n{"m": 2}', "line 2: incomplete .KeyError: 'n'."),
@@ -142,4 +135,4 @@ def test_e3_lines_of_several_processes_stay_whole(tmp_path: Path) -> None:
     for writer in writers:
         assert writer.wait() == 0
     found = [json.loads(line)["n"] for line in path.read_text().splitlines()]
-    assert sorted(found) == ["x" * 1000] * 200 + ["y" * 1000] * 200
+    assert sorted(found) == ["x" * 1000] * 60 + ["y" * 1000] * 60

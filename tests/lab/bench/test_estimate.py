@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import command
 import tiny
-from command import call as run_command
 from draftsmith import builtin
 from draftsmith.core.stats import Stats
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError, WriteError
-from draftsmith.lab.bench.cost import CostTable, Point, Slope, measure_cost, parse_cost
+from draftsmith.lab.bench.cost import CostTable, Point, Slope, measure_cost, parse_cost, recorded
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.estimate import automatic, estimate, plain_seconds, predict
 from draftsmith.lab.bench.records import Record
@@ -25,6 +26,8 @@ from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.model.load import load
 from draftsmith.model.measure import Grid, pass_cost
 from draftsmith.model.runner import Runner
+
+call = partial(command.call, "bench")
 
 
 def table(**milliseconds: float) -> CostTable:
@@ -80,25 +83,36 @@ def test_tables_are_saved_and_read(tmp_path: Path) -> None:
         COST.save(tmp_path / "no" / "cost.json")
 
 
-def test_the_estimate_is_the_sum_over_passes() -> None:
+def test_recorded_costs_hold_what_was_measured() -> None:
+    points = [Point(b, c, p, b * (9 + p + c / 100), 0.0, 0.0)
+              for b in (1, 4) for c in (100, 200, 300) for p in (1, 65)]  # fmt: skip
+    cost = recorded(CostTable("m", "cpu", "float32", 1, "", {}, tuple(points), {}))
+    assert cost.relative(8) == pytest.approx((9 + 9 + 2) / (9 + 1 + 2))
+    assert cost.at(4).relative(8) == pytest.approx((9 + 3 + 2) / (9 + 1 + 2))  # two for each row
+    assert recorded(Slope(0.1)).at(2).relative(1) == pytest.approx(1.2 / 1.1)
+
+
+def replayed(drafting: float) -> Replay:
+    """Six tokens in two passes, and seconds of drafting."""
     stats = Stats(prompt_tokens=101, passes=2, tokens=6, drafted=4, accepted=4)
-    stats.seconds.draft = 0.001
-    replay_ = Replay(stats, Counter({(64, 1): 1, (64, 5): 1}))
-    found = predict([replay_], COST, "s", "d")
+    stats.seconds.draft = drafting
+    return Replay(stats, Counter({(64, 1): 1, (64, 5): 1}))
+
+
+def test_the_estimate_is_the_sum_over_passes() -> None:
+    found = predict([replayed(0.001)], COST, "s", "d")
     prompt, plain, passes = 0.0505, 6 * 0.010, 0.010 + 0.014
     assert found.speedup == pytest.approx((prompt + plain) / (prompt + passes + 0.001))
     assert found.pass_cost == pytest.approx(1.2)
     assert found.drafter_share == pytest.approx(0.001 / (prompt + passes + 0.001))
     # A slope without seconds knows nothing that the drafter's time could be compared with.
-    assert predict([replay_], Slope(0.1), None, "d").speedup == pytest.approx(6 / (1 + 1.4))
+    slope = predict([replayed(0.001)], Slope(0.1), None, "d")
+    assert slope.speedup == pytest.approx(6 / (1 + 1.4))
 
 
 @pytest.mark.parametrize("plain_ms", [1, 1000])
 def test_the_drafters_time_counts_beside_a_plain_pass_of_any_length(plain_ms: float) -> None:
-    stats = Stats(prompt_tokens=101, passes=2, tokens=6, drafted=4, accepted=4)
-    stats.seconds.draft = 2.4 * plain_ms / 1e3
-    passes = Replay(stats, Counter({(64, 1): 1, (64, 5): 1}))
-    found = predict([passes], Slope(0.1, plain_ms / 1e3), None, "d")
+    found = predict([replayed(2.4 * plain_ms / 1e3)], Slope(0.1, plain_ms / 1e3), None, "d")
     assert found.drafter_share == pytest.approx(0.5)
     assert found.speedup == pytest.approx(6 / 4.8)
 
@@ -141,18 +155,18 @@ def test_the_automatic_budget_follows_the_cost() -> None:
 
 def test_costs_of_a_tiny_model() -> None:
     loaded = load(tiny.model(), tokenizer=tiny.tokenizer())
-    heard: list[str] = []
+    heard: list[int] = []
     grid = Grid(positions=(1, 4, 16), contexts=(32, 9999), batches=(1, 2), repeats=2)
     found = measure_cost(loaded, grid, heard.append)
     assert found.contexts == [32, 512 - 16 - 9 - 1]  # the longest that fits, for one too long
     assert found.batches == [1, 2]
     assert len(found.points) == 3 * 2 * 2
-    assert len(heard) == 4
+    assert heard == [1] * 4
     assert all(p.low <= p.ms <= p.high for p in found.points)
     assert found.prefill_ms.keys() == set(found.contexts)
     assert found.dtype == "float32"
     assert found.title.endswith("linear layers: as loaded")
-    assert set(found.versions) == {"draftsmith", "torch", "transformers"}
+    assert found.versions.keys() >= {"draftsmith", "torch", "transformers"}
     with pytest.raises(UnsupportedError, match="too short"):
         measure_cost(loaded, Grid(positions=(1, 600)))
 
@@ -171,14 +185,9 @@ def test_the_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(waits) >= 1 + 2 * (1 + 2)  # after the prompt, and after every step
 
 
-def call(*args: object) -> Any:
-    return run_command("bench", *map(str, args))
-
-
 def test_the_commands(tmp_path: Path) -> None:
     model, cost, log = tmp_path / "model", tmp_path / "cost.json", tmp_path / "log.jsonl"
-    tiny.model().save_pretrained(model)
-    tiny.tokenizer().save_pretrained(model)
+    tiny.save(model)
     grid = ("--contexts", "64", "--batches", "1", "--positions", "8,64", "--repeats", "2")
     assert json.loads(call("cost", model, "-o", cost, *grid, "--json").stdout)["points"]
     measured = call("cost", model, "-o", cost, *grid)
@@ -235,21 +244,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.slow
 @pytest.mark.skipif("edit-7m" not in builtin.names(), reason="the built-in model is not installed")
-@pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup"])
-def test_the_estimate_is_close_to_a_live_run(spec: str, clock: Clock) -> None:
-    """Within 3 % of the measured speed-up, cost and run taken on the same machine."""
+def test_the_estimate_is_close_to_a_live_run(clock: Clock) -> None:
+    """Within 3 % of the measured speed-up on two edits, cost and run taken on the same machine."""
     engine = Engine.from_pretrained(str(builtin.path()), prefixes=0)
     engine.model.model.register_forward_pre_hook(clock.advance, with_kwargs=True)
-    predicted, measured = predicted_and_measured(engine, spec)
-    assert measured > 1.5
-    assert predicted == pytest.approx(measured, rel=0.03)
-
-
-def predicted_and_measured(engine: Engine, spec: str) -> tuple[float, float]:
-    """Speed-ups of one drafter on two edits."""
     before, message = builtin.demo()
     call = engine.prepare({})
-    seconds = {"none": 0.0, spec: 0.0}
+    seconds = {"none": 0.0, "copyspec": 0.0}
     records = []
     for turn, length in enumerate((1200, 2400)):
         ids = call.encode(builtin.edit_messages(f"a{turn}.py", message, before[:length]))
@@ -261,5 +262,7 @@ def predicted_and_measured(engine: Engine, spec: str) -> tuple[float, float]:
         answer = tuple(live.tokens)
         records.append(Record(f"{turn}", "live", prompt_ids=tuple(ids), output_ids=answer))
     cost = measure_cost(engine.model, Grid((1, 4, 8, 16), (256, 1024), (1,), 2))
-    done = sweep(records, [parse(spec)], Replayer(Encoding(), ReplayBudget())).done
-    return estimate(done, cost)[0].speedup, seconds["none"] / seconds[spec]
+    done = sweep(records, [parse("copyspec")], Replayer(Encoding(), ReplayBudget())).done
+    measured = seconds["none"] / seconds["copyspec"]
+    assert measured > 1.5
+    assert estimate(done, cost)[0].speedup == pytest.approx(measured, rel=0.03)

@@ -34,7 +34,7 @@ def test_quotes_are_found_in_the_text_without_brackets() -> None:
     assert unquote("no quotes [here]") == ("no quotes [here]", [])
 
 
-@pytest.mark.parametrize("drafter", ["copyspec(gamma=1)", "prompt_lookup", "auto"])
+@pytest.mark.parametrize("drafter", ["copyspec(gamma=1)", "auto"])
 def test_forcing_a_model_equals_replaying(drafter: str) -> None:
     engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
     one = item()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import command
 import tiny
-from command import call as run_command
-from draftsmith import builtin
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import Needs
 from draftsmith.drafters.registry import parse
@@ -29,14 +29,7 @@ from draftsmith.lab.bench.templates import TEMPLATES
 from draftsmith.lab.corpus.index import write_index
 from draftsmith.lab.lines import Finished
 
-DRAFTERS = [
-    "none",
-    "copyspec",
-    "copyspec(gamma=1)",
-    "prompt_lookup",
-    "prompt_lookup(max=2)",
-    "auto(logits=False)",
-]
+call = partial(command.call, "bench")
 CHAT = [{"role": "user", "content": "Hello"}]
 
 
@@ -45,8 +38,10 @@ def engine() -> Engine:
     return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
 
 
-@pytest.mark.parametrize("limit", [40, 120])
-@pytest.mark.parametrize("spec", DRAFTERS)
+@pytest.mark.parametrize(
+    ("spec", "limit"),
+    [("none", 40), ("copyspec(gamma=1)", 120), ("prompt_lookup", 40), ("auto(logits=False)", 40)],
+)
 def test_a_replay_equals_the_live_run(engine: Engine, spec: str, limit: int) -> None:
     """The same passes, drafts and acceptances, ended by length or by the end token."""
     for text in ("the quick brown fox", "def foo(x): return x + 1 def foo(x)", "lazy lazy lazy"):
@@ -113,12 +108,10 @@ def chat_ids(name: str, shared_data: Path, chat: list[dict[str, str]], output: s
 
 
 def test_templates_write_what_the_models_read(shared_data: Path) -> None:
-    from tokenizers import Tokenizer
-
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}, *CHAT]
     qwen = chat_ids("qwen2", shared_data, chat, "ok")
-    file = shared_data / "tokenizers" / "qwen2" / "tokenizer.json"
-    assert Tokenizer.from_file(str(file)).decode(qwen.prompt, skip_special_tokens=False) == (
+    decode = loaded("qwen2", (shared_data / "tokenizers",), None).decode
+    assert decode(list(qwen.prompt)) == (
         "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
         "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYo<|im_end|>\n"
         "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
@@ -127,11 +120,13 @@ def test_templates_write_what_the_models_read(shared_data: Path) -> None:
     vicuna = TEMPLATES["llama2"].render(chat)
     assert vicuna[0].endswith("questions. USER: Hi ASSISTANT: Yo</s>USER: Hello ASSISTANT:")  # type: ignore[union-attr]
     assert chat_ids("llama2", shared_data, chat, "ok").answer == (3431, 2)
-    llama = chat_ids("llama3", shared_data, CHAT, "ok")
-    assert llama.prompt == (
-        128000, 128006, 882, 128007, 271, 9906, 128009, 128006, 78191, 128007, 271,
-    )  # fmt: skip
-    assert (llama.answer, llama.vocab_size) == ((564, 128009), 128256)
+    assert TEMPLATES["llama3"].render(CHAT) == [
+        128000, 128006, "user", 128007, "\n\nHello", 128009, 128006, "assistant", 128007, "\n\n",
+    ]  # fmt: skip
+    asked = Record("x", "x", messages=tuple(CHAT), output="ok")
+    llama = Encoding((shared_data / "tokenizers",), "llama2", "llama3")(asked)
+    assert llama.prompt[:2] == (128000, 128006)
+    assert (llama.answer, llama.vocab_size) == ((3431, 128009), 128256)
     own = [{"role": "system", "content": "Be brief."}, *CHAT]
     assert TEMPLATES["qwen2"].render(own)[0].startswith("<|im_start|>system\nBe brief.")  # type: ignore[union-attr]
     assert TEMPLATES["llama2"].render(own)[0].startswith("Be brief. USER: Hello")  # type: ignore[union-attr]
@@ -210,16 +205,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
-def call(*args: object) -> Any:
-    return run_command("bench", *map(str, args))
-
-
 def rows(*args: object) -> list[dict[str, Any]]:
     result = call("replay", *args, "--json")
     assert result.exit_code == 0, result.output
-    answer = json.loads(result.stdout)
-    assert list(answer) == ["rows"]
-    found: list[dict[str, Any]] = answer["rows"]
+    found: list[dict[str, Any]] = json.loads(result.stdout)["rows"]
     return found
 
 
@@ -230,10 +219,6 @@ def counts(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_json_rows(folder: Path) -> None:
     found = rows(folder / "log.jsonl", "-d", "copyspec", "-d", "none")
-    assert list(found[0]) == [
-        "suite", "category", "turn", "drafter", "records", "tokens", "passes", "tokens_per_pass",
-        "drafted_per_pass", "copied_share", "drafter_us_per_pass",
-    ]  # fmt: skip
     places = {(r["category"], r["turn"]) for r in found}
     assert places == {(c, t) for c in (None, "even", "odd") for t in (None, 1, 2)}
     by_place = {(r["category"], r["turn"], r["drafter"]): r for r in found}
@@ -258,14 +243,7 @@ def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
     journal.write_text("".join(lines[:20]) + lines[20][:40])  # killed while writing
     assert counts(rows(log, "-d", "auto", "--resume", journal)) == whole
     assert len(journal.read_text().splitlines()) == 48
-    before = journal.read_text()
-    assert counts(rows(log, "-d", "auto", "--resume", journal)) == whole
-    assert journal.read_text() == before
-
-
-def test_other_settings_do_not_reuse_a_journal(folder: Path, tmp_path: Path) -> None:
-    log, journal = folder / "log.jsonl", tmp_path / "done.jsonl"
-    rows(log, "-d", "auto", "--resume", journal)
+    # Other settings are other replays.
     cut = counts(rows(log, "-d", "auto", "--resume", journal, "--max-tokens", 3))
     assert max(row["tokens"] / row["records"] for row in cut) == 3
 
@@ -298,7 +276,7 @@ def test_a_journal_is_of_one_version_tokenizer_and_corpus(
 def test_a_foreign_file_is_not_appended_to(folder: Path) -> None:
     log = folder / "log.jsonl"
     before = log.read_text()
-    fails(2, "delete it, or give another file", "replay", log, "--resume", log)
+    fails("delete it, or give another file", "replay", log, "--resume", log)
     assert log.read_text() == before
     with pytest.raises(WriteError, match="cannot be written"):
         Finished(log / "x")
@@ -316,32 +294,27 @@ def test_the_table_names_what_it_left_out(folder: Path, tmp_path: Path) -> None:
     assert "1 record has no output" in result.stderr
 
 
-def fails(code: int, reason: str, *args: object) -> None:
-    result = call(*args)
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
-    assert reason in lines[0]
+def fails(reason: str, *args: object) -> None:
+    assert reason in command.fails(2, "bench", *args)
 
 
 def test_clear_errors(folder: Path, tmp_path: Path) -> None:
     log = folder / "log.jsonl"
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    fails(2, "it is empty", "replay", empty)
-    fails(2, "No such file", "replay", tmp_path / "no.jsonl")
-    fails(2, "FILES is missing", "replay")
-    fails(2, "unknown drafter", "replay", log, "-d", "copyspek")
-    fails(2, 'Choose from: "skip", "fail"', "replay", log, "--on-error", "ignore")
+    fails("it is empty", "replay", empty)
+    fails("No such file", "replay", tmp_path / "no.jsonl")
+    fails("FILES is missing", "replay")
+    fails("unknown drafter", "replay", log, "-d", "copyspek")
+    fails('Choose from: "skip", "fail"', "replay", log, "--on-error", "ignore")
     asked = tmp_path / "asked.jsonl"
     asked.write_text('{"prompt": "x"}\n')
-    fails(2, "have no outputs", "replay", asked)
+    fails("have no outputs", "replay", asked)
     asked.write_text('{"prompt": "x", "output": "y"}\n')
-    fails(2, "does not name its model's tokenizer", "replay", asked)
-    fails(2, "no tokenizer 'gpt9'", "replay", asked, "-t", "gpt9")
+    fails("does not name its model's tokenizer", "replay", asked)
+    fails("no tokenizer 'gpt9'", "replay", asked, "-t", "gpt9")
     asked.write_text('{"prompt": "x", "output": ""}\n')
-    fails(2, "unknown template", "replay", asked, "-t", folder / "tokenizers/tiny",
+    fails("unknown template", "replay", asked, "-t", folder / "tokenizers/tiny",
           "--template", "qwen3")  # fmt: skip
 
 
@@ -357,24 +330,15 @@ def test_clear_errors(folder: Path, tmp_path: Path) -> None:
 def test_hostile_lines_are_named(folder: Path, tmp_path: Path, line: str, reason: str) -> None:
     log = tmp_path / "log.jsonl"
     log.write_text(line + "\n")
-    fails(2, reason, "replay", log, "-t", folder / "tokenizers/tiny")
-    fails(2, reason, "run", log, "-m", "no/such/model", "-o", tmp_path / "r.jsonl")
+    fails(reason, "replay", log, "-t", folder / "tokenizers/tiny")
+    fails(reason, "run", log, "-m", "no/such/model", "-o", tmp_path / "r.jsonl")
     array = tmp_path / "log.json"
     array.write_text(f"[{line}]")
-    fails(2, reason.removeprefix("line 1: "), "replay", array, "-t", folder / "tokenizers/tiny")
-
-
-@pytest.mark.skipif("edit-7m" not in builtin.names(), reason="the built-in model is not there")
-def test_built_in_models_have_tokenizers_by_name(tmp_path: Path) -> None:
-    log = tmp_path / "log.jsonl"
-    log.write_text('{"prompt": "def foo(x): return x", "output": "def foo(y): return y"}\n')
-    assert rows(log, "-t", "edit-7m")[0]["tokens"] > 3
-    shown = call("estimate", log, "-t", "edit-7m", "--cost", "0.02")
-    assert shown.exit_code == 0, shown.output
+    fails(reason.removeprefix("line 1: "), "replay", array, "-t", folder / "tokenizers/tiny")
 
 
 def test_a_tokenizer_that_does_not_match(folder: Path, tmp_path: Path) -> None:
-    fails(2, "was made with the tokenizer tiny, not other", "replay", folder / "log.jsonl",
+    fails("was made with the tokenizer tiny, not other", "replay", folder / "log.jsonl",
           "-t", "other")  # fmt: skip
     big = Record("x", "x", prompt_ids=(1,), output_ids=(9999,))
     with pytest.raises(OptionError, match="token id 9999"):
@@ -417,12 +381,10 @@ def test_a_tokenizer_that_changes_the_text(shared_data: Path) -> None:
     nameless = [Record(r.id, r.suite, prompt="x", output=r.output) for r in records]
     with pytest.raises(OptionError, match="t5-small changes texts"):
         Encoding((shared_data / "tokenizers",), "t5-small").check(nameless)
-    for name in ("gpt2", "qwen2", "llama2", "llama3", "mistral-v1", "phi-2", "falcon"):
-        Encoding((shared_data / "tokenizers",), name).check(nameless)
+    Encoding((shared_data / "tokenizers",), "llama2").check(nameless)  # of another kind
 
 
 def test_acceptance_by_depth() -> None:
     stats = replay([*range(20), *range(3)], [3, 4, 99], parse("copyspec(block=4)"), 100).stats
-    row = ReplaySum("s", None, None, "d", 1, stats)
-    assert row.stats.acceptance_by_depth == [1.0, 1.0, 0.0, 0.0]
-    assert row.drafted_per_pass == 4
+    assert stats.acceptance_by_depth == [1.0, 1.0, 0.0, 0.0]
+    assert ReplaySum("s", None, None, "d", 1, stats).drafted_per_pass == 4

@@ -20,7 +20,7 @@ from draftsmith.lab.bench.generations import Generation
 from draftsmith.lab.bench.page import page
 from draftsmith.lab.bench.plots import Plots
 from draftsmith.lab.bench.report import facts, markdown
-from draftsmith.lab.bench.summary import Section, bootstrap, paces, sections
+from draftsmith.lab.bench.summary import Section, paces, sections
 from draftsmith.lab.bench.versus import compare_files
 from draftsmith.lab.commands.bench_report import text_table
 
@@ -110,9 +110,7 @@ def test_speeds_are_totals_over_totals() -> None:
 
 
 def test_runs_count_by_their_median() -> None:
-    found = [row("none", 0, s) for s in (1.0, 9.0, 2.0)]
-    for number, one in enumerate(found):
-        one.run = number
+    found = [row("none", 0, seconds, run=run) for run, seconds in enumerate((1.0, 9.0, 2.0))]
     assert paces(found) == {"s/0": (20, 2.0)}
 
 
@@ -123,21 +121,15 @@ def test_the_same_prompts_in_two_files_are_two_runs() -> None:
     assert made.whole[0].prompts == 5
 
 
-def test_other_setups_are_other_sections() -> None:
-    others = rows(settings=SETTINGS | {"dtype": "float32"})
-    found = sections([rows(), others])
-    assert [s.title for s in found] == ["m, bfloat16, cpu, 2 threads", "m, float32, cpu, 2 threads"]
-
-
 @pytest.mark.parametrize(
     "other",
-    [{"max_new_tokens": 32}, {"linear layers": "packed"}, {"versions": {"torch": "3"}},
-     {"cost": [1.0, 1.5]}],
-)  # fmt: skip
+    [{"dtype": "float32"}, {"linear layers": "packed"}, {"versions": {"torch": "3"}}],
+)
 def test_runs_of_any_other_setting_are_not_further_runs(other: dict[str, Any]) -> None:
     found = sections([rows(), rows(settings=SETTINGS | other)])
     assert [len(made.rows) for made in found] == [20, 20]
     assert [made.settings for made in found] == [SETTINGS, SETTINGS | other]
+    assert found[0].title == "m, bfloat16, cpu, 2 threads"
 
 
 def test_an_arm_of_another_budget_is_not_a_further_run_of_its_namesake() -> None:
@@ -170,15 +162,6 @@ def test_suites_are_summed_and_shown() -> None:
     assert [(s.suite, s.arm) for s in made.tables["s"][:1]] == [("s", "none")]
     assert len(made.tables["s"] + made.tables["other"]) == 8
     assert 2 < made.whole[2].speedup.value < 4
-
-
-def test_another_baseline() -> None:
-    (made,) = sections([[r for r in rows() if r.arm != "none"]])
-    assert made.baseline == "hf:generate"
-
-
-def test_the_bootstrap_of_one_unit_is_that_unit() -> None:
-    assert bootstrap([3.0], sum) == (3.0, 3.0)
 
 
 class Checker(HTMLParser):
@@ -228,27 +211,21 @@ def test_the_page_needs_nothing_else() -> None:
                    "2.00×", "5 of 5"):  # fmt: skip
         assert wanted in found.text
     assert html.count("<svg viewBox") == html.count('role="img" aria-label=') == 7
-    assert html == page([section()], cost=cost())
+    assert Plots(section()).depth() in html  # the same drawing every time
     assert "prefers-color-scheme: dark" in html
     assert "nan" not in re.sub(r"[a-z]*nan[a-z]+|[a-z]+nan[a-z]*", "", html)
 
 
-def test_names_cannot_break_the_page() -> None:
+@pytest.mark.parametrize("arm", ["none", "hf:generate"])
+def test_names_cannot_break_the_page_of_a_lone_arm(arm: str) -> None:
     bad = '<script>alert("x")</script>&'
-    found = rows(settings=SETTINGS | {"model": bad})
-    for one in found:
-        one.suite = bad
-        one.id = bad + one.id
-    html = page([section(found)])
+    lone = row(arm, 0, 1.0, suite=bad, id=bad, settings=SETTINGS | {"model": bad})
+    made = section([lone])
+    assert made.baseline == arm
+    html = page([made])
     assert checked(html).loaded == []
     assert "<script" not in html
-    assert "<script" not in markdown([section(found)])
-
-
-def test_a_lone_arm_has_a_page_too() -> None:
-    html = page([section([row("hf:generate", 0, 1.0)])])
-    checked(html)
-    checked(page([section([row("none", 0, 1.0)])]))
+    assert "<script" not in markdown([made])
 
 
 def test_markdown() -> None:
@@ -276,6 +253,9 @@ def test_two_files_beside_each_other() -> None:
         compare_files(before, others, ("a", "b"))
 
 
+WRONG = line(row("none", 0, 1.0)).replace('"seconds": 1.0', '"seconds": "x"')
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -284,6 +264,7 @@ def test_two_files_beside_each_other() -> None:
         ('{"messages": []}\n', "line 2: not a result of `draftsmith bench run`"),
         ('{"arm": "a", "output_ids": [], "format": 9}\n', "line 2: written in format 9, not 1"),
         ('{"arm": "a", "output_ids": [], "format": 1}\n', "line 2: incomplete, it has no 'id'"),
+        (WRONG, "line 2: 'seconds' is a str"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -291,6 +272,8 @@ def test_bad_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
     path.write_text(line(row("none", 0, 1.0)) + text if text else "")
     with pytest.raises(LoadError, match=f"r.jsonl.*{message}"):
         generations.read(path)
+    with pytest.raises(LoadError, match="cannot be read: No such file"):
+        generations.read(tmp_path / "none.jsonl")
 
 
 def test_a_torn_end_is_left_out_and_told(tmp_path: Path) -> None:
@@ -310,6 +293,8 @@ def test_a_full_disk_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     path = write(tmp_path / "r.jsonl", rows())
+    pages = iter("ab")
+    monkeypatch.setattr("draftsmith.lab.bench.page.page", lambda *_: next(pages))
     command = ["bench", "report", str(path), "-o", str(tmp_path / "out")]
     assert run_command(*command).exit_code == 0
     before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
@@ -353,16 +338,6 @@ def test_peers_are_among_the_tokens_per_pass() -> None:
         if one.arm == "hf:generate":
             one.passes, one.accepted = 10, 10
     assert f"stroke: {colour}" in Plots(section(found)).width()
-
-
-def test_wrong_types_are_named(tmp_path: Path) -> None:
-    item = json.loads(line(row("none", 0, 1.0))) | {"seconds": "long"}
-    path = tmp_path / "r.jsonl"
-    path.write_text(json.dumps(item) + "\n")
-    with pytest.raises(LoadError, match="line 1: 'seconds' is a str"):
-        generations.read(path)
-    with pytest.raises(LoadError, match="cannot be read: No such file"):
-        generations.read(tmp_path / "none.jsonl")
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from draftsmith.lab.train import sdsat
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    tiny.model().save_pretrained(tmp_path / "model")
-    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    tiny.save(tmp_path / "model")
     (tmp_path / "code.py").write_text("\n".join(tiny.TEXT * 4))
     (tmp_path / "held_out.txt").write_text("brown dog return hello tokenizer " * 30)
     return tmp_path
@@ -51,7 +50,7 @@ def test_json(folder: Path) -> None:
     ("args", "says"),
     [
         (("--add-token",), "give --infill=0"),
-        (("--infill", 0), "--add-token"),
+        (("--infill", 0), "add some with --add-token"),
         (("--objective", "best"), "unknown objective 'best'"),
         (("--infill", 0, "--add-token", "--length", 4000), "--length=4000"),
     ],

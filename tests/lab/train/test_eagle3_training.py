@@ -19,7 +19,7 @@ from draftsmith.lab.train.texts import Texts
 from draftsmith.model.load import load
 from heads import Plainly
 
-RECIPE = HeadRecipe(vocabulary=300, layers=(1, 2), length=16, rows=2, steps=8)
+RECIPE = HeadRecipe(vocabulary=300, layers=(1, 2), length=16, rows=2, steps=4)
 
 
 class Killed(BaseException):
@@ -70,22 +70,22 @@ def test_a_training_that_was_killed_ends_like_an_unbroken_one(
     model: str, texts: Texts, tmp_path: Path
 ) -> None:
     def dying(row: HeadStep) -> None:
-        if row.step == 6:
+        if row.step == 3:
             raise Killed
 
-    whole = train(model, RECIPE, texts, tmp_path / "whole", save_every=4)
+    whole = train(model, RECIPE, texts, tmp_path / "whole", save_every=2)
     with pytest.raises(Killed):
-        train(model, RECIPE, texts, tmp_path / "broken", save_every=4, follow=dying)
+        train(model, RECIPE, texts, tmp_path / "broken", save_every=2, follow=dying)
     with pytest.raises(OptionError, match="another training"):
         train(model, replace(RECIPE, seed=1), texts, tmp_path / "broken")
     seen: list[int] = []
-    train(model, RECIPE, texts, tmp_path / "broken", 4, follow=lambda row: seen.append(row.step))
-    assert seen == [5, 6, 7, 8]
+    train(model, RECIPE, texts, tmp_path / "broken", 2, follow=lambda row: seen.append(row.step))
+    assert seen == [3, 4]
     ours, theirs = (load_file(tmp_path / n / "model.safetensors") for n in ("broken", "whole"))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert len((tmp_path / "broken" / "training" / "log.csv").read_text().splitlines()) == 9
-    assert whole.tokens == 8 * 2 * 16
+    assert len((tmp_path / "broken" / "training" / "log.csv").read_text().splitlines()) == 5
+    assert whole.tokens == 4 * 2 * 16
     with pytest.raises(OptionError, match="already holds a model"):
         train(model, RECIPE, texts, tmp_path / "whole")
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoTokenizer
 
 from draftsmith import builtin
-from draftsmith.errors import LoadError, OptionError
+from draftsmith.errors import OptionError
 from draftsmith.lab.train.evaluate import by_depth, standard_loss
 from draftsmith.lab.train.recipe import Texts
 from draftsmith.lab.train.texts import held_out_stream, sequences, stream
@@ -73,11 +73,6 @@ def test_held_out_text_is_in_no_training_text(folder: Path, tokenizer: Any) -> N
     assert "x = 1\n" * 100 in whole
     assert "name7" not in whole
     assert "name7" in tokenizer.decode(held_out_stream(texts, tokenizer))
-
-
-def test_files_that_are_not_there(folder: Path, tokenizer: Any) -> None:
-    with pytest.raises(LoadError, match="there is no file or folder"):
-        stream(Texts(paths=(folder / "nothing",)), tokenizer, 0.0, seed=0)
 
 
 def test_sequences_overlap_by_the_token_between() -> None:

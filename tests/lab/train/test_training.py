@@ -36,7 +36,7 @@ from draftsmith.model.adaptive import AdaptiveTokens
 from work import DIES
 
 RECIPE = Recipe(
-    length=24, rows=4, rows_per_pass=4, steps=12, L=3, infill=0, bfloat16=False,
+    length=24, rows=4, rows_per_pass=4, steps=8, L=3, infill=0, bfloat16=False,
     learning_rate=1e-3, final_learning_rate=2e-4,
 )  # fmt: skip
 OPTIONS = Options(add_token=True, cpu=True, save_every=4)
@@ -77,11 +77,13 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Texts:
 
 
 @pytest.fixture(scope="module")
-def unbroken(
-    model: Path, texts: Texts, tmp_path_factory: pytest.TempPathFactory
-) -> Path:  # fmt: skip
-    folder = tmp_path_factory.mktemp("unbroken") / "out"
-    train(str(model), RECIPE, texts, folder, OPTIONS)
+def unbroken(model: Path, texts: Texts, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole training of a user whose group may read new files, and no others."""
+    folder, before = tmp_path_factory.mktemp("unbroken") / "out", os.umask(0o027)
+    try:
+        train(str(model), RECIPE, texts, folder, OPTIONS)
+    finally:
+        os.umask(before)
     return folder
 
 
@@ -108,7 +110,7 @@ def test_a_killed_training_ends_as_an_unbroken_one(
     model: Path, texts: Texts, unbroken: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    for step in sorted(random.Random(3).sample(range(1, 12), 3)):
+    for step in (2, 6):  # before and after the first checkpoint
         with pytest.raises(Killed):
             train(str(model), RECIPE, texts, out, OPTIONS, follow=killer(step))
         assert not (out / "config.json").exists()
@@ -123,7 +125,7 @@ def command(model: Path, texts: Texts, out: Path) -> list[str]:
     return [
         *("train", "sdsat", "-m", str(model), "-o", str(out)),
         *("--texts", str(texts.paths[0]), "--held-out", str(texts.held_out[0])),
-        *("--length", "24", "--rows", "4", "--rows-per-pass", "4", "--steps", "12", "--L", "3"),
+        *("--length", "24", "--rows", "4", "--rows-per-pass", "4", "--steps", "8", "--L", "3"),
         *("--infill", "0", "--float32", "--learning-rate", "1e-3"),
         *("--final-learning-rate", "2e-4", "--add-token", "--cpu", "--save-every", "1"),
         *("--threads", "1"),
@@ -138,7 +140,7 @@ def test_sigkill_at_random_moments(
     out = tmp_path / "out"
     code = f"from draftsmith.cli import main; main({command(model, texts, out)!r})"
     rng = random.Random(7)
-    for _ in range(3):  # the first step ends after about 8,900 lines, every further one takes 720
+    for _ in range(2):  # the first step ends after about 8,900 lines, every further one takes 720
         dies = DIES.format(lines=rng.randrange(9_000, 11_000), parts=("/draftsmith/lab/train/",))
         killed = subprocess.run([sys.executable, "-c", dies + code])
         assert killed.returncode == -signal.SIGKILL
@@ -200,7 +202,7 @@ def test_tensorboard_can_read_the_log(unbroken: Path) -> None:
             for value in event.summary.value:
                 values.setdefault(value.tag, []).append(event.step)
             at += size + 16  # length, its checksum, the record, its checksum
-    assert values["standard"] == values["adaptive"] == list(range(1, 13))
+    assert values["standard"] == values["adaptive"] == list(range(1, 9))
 
 
 def test_accumulating_gradients_changes_nothing(
@@ -246,12 +248,6 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_no_free_token(model: Path, texts: Texts, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"0 free token ids.*--add-token"):
-        train(str(model), RECIPE, texts, tmp_path / "out", Options(cpu=True))
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("tokens", "says"),
     [((7,), "contain token 7"), ((2,), "has a meaning"), ((999,), "there is no token 999")],
@@ -276,16 +272,6 @@ def test_texts_shorter_than_a_sequence(model: Path, texts: Texts, tmp_path: Path
     with pytest.raises(OptionError, match="held-out texts have"):
         train(str(model), RECIPE, wrong, tmp_path / "out", OPTIONS)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_sequence_longer_than_the_context(tied: Path, texts: Texts, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="length=65, but the context"):
-        train(str(tied), replace(RECIPE, length=65), texts, tmp_path / "out", Options(cpu=True))
-
-
-def test_infilling_without_markers(model: Path, texts: Texts, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"infill=0.5, but the tokenizer has no markers"):
-        train(str(model), replace(RECIPE, infill=0.5), texts, tmp_path / "out", OPTIONS)
 
 
 def test_quantized_weights(model: Path, texts: Texts, tmp_path: Path) -> None:
@@ -320,9 +306,7 @@ def test_embeddings_that_are_no_plain_table(
         train(str(model), RECIPE, texts, tmp_path / "out", OPTIONS)
 
 
-def test_a_full_disk_keeps_what_there_was(
-    model: Path, texts: Texts, unbroken: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_keeps_what_there_was(model: Path, texts: Texts, tmp_path: Path) -> None:
     """A limit on the size of files stands in for it: the write itself fails."""
     out = tmp_path / "out"
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -337,8 +321,6 @@ def test_a_full_disk_keeps_what_there_was(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert [path.name for path in (out / "training").glob("step-*")] == ["step-000004"]
-    train(str(model), RECIPE, texts, out, OPTIONS)
-    assert_same(out, unbroken)
 
 
 def test_a_full_disk_while_the_model_is_written(
@@ -356,7 +338,7 @@ def test_a_full_disk_while_the_model_is_written(
     assert_same(out, unbroken)
 
 
-def test_the_checkpoint_of_another_training(
+def test_checkpoints_that_are_not_gone_on_from(
     model: Path, tied: Path, texts: Texts, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -372,12 +354,6 @@ def test_the_checkpoint_of_another_training(
     with pytest.raises(OptionError, match=r"another training .*text"):
         train(str(model), RECIPE, more, out, OPTIONS)
     assert snapshot(out) == there
-
-
-def test_a_damaged_checkpoint(model: Path, texts: Texts, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with pytest.raises(Killed):
-        train(str(model), RECIPE, texts, out, OPTIONS, follow=killer(5))
     os.truncate(out / "training" / "step-000004" / "state.safetensors", 1000)
     with pytest.raises(LoadError, match="step-000004 cannot be read"):
         train(str(model), RECIPE, texts, out, OPTIONS)
@@ -409,13 +385,8 @@ def test_scaled_positions_keep_both_names(model: Path, texts: Texts, tmp_path: P
     assert {**again, **scaling} == again
 
 
-def test_the_umask_decides_who_may_read(model: Path, texts: Texts, tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        train(str(model), replace(RECIPE, steps=1), texts, tmp_path / "out", OPTIONS)
-    finally:
-        os.umask(before)
-    files = [path for path in (tmp_path / "out").iterdir() if path.is_file()]
+def test_the_umask_decides_who_may_read(unbroken: Path) -> None:
+    files = [path for path in unbroken.iterdir() if path.is_file()]
     assert {path.name: path.stat().st_mode & 0o777 for path in files} == {
         path.name: 0o640 for path in files
     }
@@ -449,25 +420,10 @@ def test_a_damaged_file_of_adaptive_tokens(tmp_path: Path, text: str) -> None:
         AdaptiveTokens.load(str(tmp_path))
 
 
-def test_diverse_tokens_ask_for_less_than_L() -> None:  # noqa: N802
-    diverse = AdaptiveTokens(tokens=(5, 6, 7), L=3, objective="improved")
-    assert diverse.ask(2) == (5, 6)
-    with pytest.raises(OptionError, match="k must be less than 3"):
-        diverse.ask(3)
-    assert AdaptiveTokens(tokens=(5,), L=3, objective="improved").ask(5) == (5,) * 5
-
-
-def test_a_half_written_folder_is_removed_or_named(
+def test_a_half_written_folder_that_stays_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = tmp_path / "step"
-    half.mkdir()
-    with (
-        pytest.raises(WriteError, match=r"No space.*; nothing of it was kept"),
-        kept_whole(half, half),
-    ):
-        raise OSError(28, "No space left on device")
-    assert not half.exists()
     half.mkdir()
 
     def refuse(_folder: Path) -> None:

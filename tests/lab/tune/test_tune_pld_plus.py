@@ -15,7 +15,7 @@ from architectures import build, prompt
 from command import call as run_command
 from draftsmith.drafters import calibration
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.lab.lines import Finished
 from draftsmith.lab.tune import pld_plus as tuning
 from draftsmith.lab.tune.pld_plus import (
@@ -33,6 +33,7 @@ from draftsmith.lab.tune.pld_plus import (
 )
 
 PROMPTS = [prompt(12, seed=n) * 2 for n in (1, 2)]
+LIMIT = 40
 
 
 @pytest.fixture
@@ -75,16 +76,16 @@ def test_choices() -> None:
 
 
 def actual_passes(engine: Engine, ids: list[int], spec: str, K: int) -> int:  # noqa: N803
-    result = engine.generate(ids, drafter=spec, budget=K, temperature=0.0, max_new_tokens=60)
+    result = engine.generate(ids, drafter=spec, budget=K, temperature=0.0, max_new_tokens=LIMIT)
     return int(result.stats.passes)
 
 
 def test_counted_passes_are_those_of_decoding(engine: Engine) -> None:
-    plan = CalibrationPlan(engine, PROMPTS, max_new_tokens=60)
+    plan = CalibrationPlan(engine, PROMPTS, max_new_tokens=LIMIT)
     accepted = 0
     for ids in PROMPTS:
         answer = answer_and_peaks(plan, ids)["answer"]
-        assert answer == engine.generate(ids, temperature=0.0, max_new_tokens=60).tokens
+        assert answer == engine.generate(ids, temperature=0.0, max_new_tokens=LIMIT).tokens
         by_layer = passes_by_layer(plan, ids, answer)
         heads = ((0, 1), (1, 3))
         by_heads = passes_by_attention(plan, ids, answer, heads)
@@ -136,13 +137,6 @@ def test_what_is_remembered_of_an_answer_is_of_its_very_weights(engine: Engine) 
     finally:
         with torch.no_grad():
             parameter.neg_()
-
-
-def test_a_file_that_is_no_notebook_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "notes.jsonl"
-    path.write_text("costly diary\n", encoding="utf-8")
-    with pytest.raises(LoadError, match="delete it, or give another file"):
-        Finished(path)
 
 
 def test_models_that_cannot_be_calibrated(engine: Engine) -> None:

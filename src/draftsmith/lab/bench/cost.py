@@ -7,7 +7,6 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ from draftsmith.core.cost import LADDER, RecordedCost
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.lab.bench.machine import linear_layers, machine
 from draftsmith.model.loaded import LoadedModel, last_part
-from draftsmith.model.measure import Grid, timed_steps
+from draftsmith.model.measure import Grid, timed_steps, versions
 from draftsmith.storage import parse_json, reading, write_text
 
 FORMAT = 1
@@ -163,13 +162,12 @@ def parse_cost(text: str) -> Cost:
 
 
 def measure_cost(
-    loaded: LoadedModel, grid: Grid | None = None, advance: Callable[[str], None] = lambda _: None
+    loaded: LoadedModel, grid: Grid, advance: Callable[[int], None] = lambda _: None
 ) -> CostTable:
-    """Time decoding steps on `grid`; `advance` is called with what was finished.
+    """Time decoding steps on `grid`; `advance` counts finished contexts and batch sizes.
 
     Contexts too long for the model are shortened; raises UnsupportedError if nothing fits.
     """
-    grid = grid or Grid()
     longest = grid.longest(loaded)
     if longest < 1:
         raise UnsupportedError(
@@ -189,14 +187,14 @@ def measure_cost(
                 points += [_point(batch, context, p, s) for p, s in seconds.items()]
                 if batch == 1:
                     prefill[context] = 1e3 * began
-                advance(f"context {context}, batch {batch}")
+                advance(1)
     return CostTable(
         model=last_part(loaded.name),
         device=str(loaded.device),
         dtype=loaded.dtype_name,
         threads=torch.get_num_threads(),
         machine=machine(),
-        versions={name: version(name) for name in ("draftsmith", "torch", "transformers")},
+        versions=versions(),
         points=tuple(points),
         prefill_ms=prefill,
         linear_layers=linear_layers(loaded),

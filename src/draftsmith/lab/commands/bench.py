@@ -92,7 +92,7 @@ def cost(
     if warning := busy():
         note(f"note: {warning}")
     with bar("measuring", len(lengths) * len(rows)) as advance:
-        table = measure_cost(loaded, grid, lambda _: advance(1))
+        table = measure_cost(loaded, grid, advance)
     table.save(chosen.output)
     if json_:
         print_json(table.as_dict())

@@ -6,8 +6,6 @@ resumes there and ends with the same bytes as an uninterrupted one.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,7 +27,7 @@ from draftsmith.lab.corpus.texts import find
 from draftsmith.lab.lines import JsonLines
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.storage import write_text
+from draftsmith.storage import digest, write_text
 from draftsmith.text import vocab
 from draftsmith.text.tokenizer import opening
 
@@ -106,8 +104,8 @@ def _begin(
     stats = [(str(path), path.stat()) for path in texts]
     sizes = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
     scored = model and [fingerprint(model), str(model.dtype), model.device.type, opening(tokenizer)]
-    whole = json.dumps([sizes, plan.fields, plan.piece, vocab.fingerprint(tokenizer), scored])
-    key, note = hashlib.sha256(whole.encode()).hexdigest(), workshop / "key"
+    key = digest([sizes, plan.fields, plan.piece, vocab.fingerprint(tokenizer), scored])
+    note = workshop / "key"
     if note.is_file() and note.read_text(encoding="utf-8") != key:
         raise OptionError(
             f"{workshop} holds the beginning of another build: the texts, their fields, --piece, "

@@ -79,6 +79,16 @@ def windows(
     return depths
 
 
+def in_order(seed: Sequence[int], step: int, rows: int, count: int) -> list[int]:
+    """Return which of `count` sequences a step reads: all once, then all in another order."""
+    places = range(step * rows, (step + 1) * rows)
+    orders = {
+        epoch: np.random.default_rng([*seed, epoch]).permutation(count)
+        for epoch in {place // count for place in places}
+    }
+    return [int(orders[place // count][place % count]) for place in places]
+
+
 @dataclass(frozen=True)
 class Batches:
     """All steps of a training over N sequences."""
@@ -88,9 +98,9 @@ class Batches:
     recipe: Recipe
 
     def step(self, number: int) -> Batch:
-        """Return the rows of a step. Every sequence comes once before any is repeated."""
+        """Return the rows of a step."""
         recipe = self.recipe
-        rows = [self._row(number * recipe.rows + row) for row in range(recipe.rows)]
+        rows = in_order([recipe.seed, _ORDER], number, recipe.rows, len(self.sequences))
         depths = np.zeros((recipe.rows, recipe.length), dtype=np.int64)
         if recipe.adaptive:
             for row in range(recipe.rows):
@@ -98,8 +108,3 @@ class Batches:
                 depths[row] = windows(recipe.length, recipe.L, recipe.windows, rng)
         ids = self.sequences[rows].astype(np.int64)
         return Batch(torch.from_numpy(ids), torch.from_numpy(depths))
-
-    def _row(self, at: int) -> int:
-        epoch, place = divmod(at, len(self.sequences))
-        rng = np.random.default_rng([self.recipe.seed, _ORDER, epoch])
-        return int(rng.permutation(len(self.sequences))[place])

@@ -64,7 +64,7 @@ class Curves:
         """Write everything to disk, including the picture."""
         self._write()
         self._board.flush()
-        draw({"": self.rows}, self.folder / "losses.png", self.panels)
+        draw(self.rows, self.folder / "losses.png", self.panels)
 
     def close(self) -> None:
         """Write the log, also of a training that failed, and close the files."""
@@ -103,24 +103,21 @@ def smooth(values: Sequence[float], span: int) -> list[float]:
     ]
 
 
-def draw(runs: dict[str, list[Any]], path: Path, panels: Panels = PANELS) -> None:
-    """Draw a PNG of losses against steps, of one or several trainings, by name."""
+def draw(rows: Sequence[Any], path: Path, panels: Panels) -> None:
+    """Draw a PNG of losses against steps."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for axes, names in zip((left, right), panels, strict=True):
-        for number, (run, rows) in enumerate(runs.items()):
-            colour = f"C{number % 10}"
-            for name in names:
-                known = [row for row in rows if getattr(row, name) is not None]
-                if not known:
-                    continue
-                span, style = (1, "o--") if name == "held_out" else (1 + len(known) // 50, "-")
-                values = smooth([getattr(row, name) for row in known], span)
-                label = f"{run} {name.replace('_', '-')}".strip()
-                steps = [row.step for row in known]
-                axes.plot(steps, values, style, color=colour, markersize=3, label=label)
+        for name in names:
+            known = [row for row in rows if getattr(row, name) is not None]
+            if not known:
+                continue
+            span, style = (1, "o--") if name == "held_out" else (1 + len(known) // 50, "-")
+            values = smooth([getattr(row, name) for row in known], span)
+            steps, label = [row.step for row in known], name.replace("_", "-")
+            axes.plot(steps, values, style, color="C0", markersize=3, label=label)
         axes.set_xlabel("steps")
         axes.xaxis.get_major_locator().set_params(integer=True)
         what = "loss of {} tokens (nats)" if panels == PANELS else "{}"

@@ -31,6 +31,7 @@ from transformers import DynamicCache, LlamaConfig
 from draftsmith.core.target import Needs
 from draftsmith.errors import TrainingError
 from draftsmith.lab.corpus.build import Show, unseen
+from draftsmith.lab.train.batches import in_order
 from draftsmith.lab.train.curves import Curves
 from draftsmith.lab.train.recipe import HeadRecipe, Texts
 from draftsmith.lab.train.run import Run
@@ -52,16 +53,6 @@ _MEASURED = 64
 _FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
            "head_dim", "rms_norm_eps", "max_position_embeddings")  # fmt: skip
 """Fields of the head's layer that are the target's."""
-
-
-def batch(recipe: HeadRecipe, step: int, count: int) -> list[int]:
-    """Return which of `count` sequences a step reads: all once, then all in another order."""
-    places = range(step * recipe.rows, (step + 1) * recipe.rows)
-    orders = {
-        epoch: np.random.default_rng([recipe.seed, _ORDER, epoch]).permutation(count)
-        for epoch in {place // count for place in places}
-    }
-    return [int(orders[place // count][place % count]) for place in places]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,20 +99,15 @@ class Lessons:
         states, logits = self.target(tokens)
         total = logits.float().logsumexp(-1, keepdim=True)
         probs, best = (logits[..., self.ids].float() - total).exp(), logits.argmax(-1)
-        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.recipe.bfloat16):
-            return self._unrolled(tokens, states, best, probs)
-
-    def _unrolled(
-        self, tokens: Tensor, states: Tensor, best: Tensor, probs: Tensor
-    ) -> tuple[Tensor, list[float]]:
         T, right = tokens.shape[1], list[float]()  # noqa: N806
         loss = torch.zeros((), device=tokens.device)
-        for k, logits in enumerate(self.unrolled(tokens, states)):
-            wanted = probs[:, 1 + k : T]
-            entropy = -(wanted * logits.log_softmax(-1)).sum(-1).mean()
-            loss = loss + self.recipe.decay**k * entropy
-            named = self.ids[logits.detach().argmax(-1)]
-            right.append(float((named == best[:, 1 + k : T]).float().mean()))
+        with torch.autocast(tokens.device.type, torch.bfloat16, enabled=self.recipe.bfloat16):
+            for k, logits in enumerate(self.unrolled(tokens, states)):
+                wanted = probs[:, 1 + k : T]
+                entropy = -(wanted * logits.log_softmax(-1)).sum(-1).mean()
+                loss = loss + self.recipe.decay**k * entropy
+                named = self.ids[logits.detach().argmax(-1)]
+                right.append(float((named == best[:, 1 + k : T]).float().mean()))
         return loss, right
 
     def unrolled(self, tokens: Tensor, states: Tensor) -> Iterator[Tensor]:
@@ -197,10 +183,11 @@ def train(
         "texts": zlib.crc32(text.tobytes()),
     }
     run.begin(recipe, about)
-    step, seconds = _learn(lessons, run, rows, save_every, follow)
+    seconds = _learn(lessons, run, rows, save_every, follow)
     right = _measure(lessons, held_out, before) if len(held_out) else None
-    run.finish(partial(write, lessons, source), {"right": right, "steps": step, "seconds": seconds})
-    return TrainedHead(output, step, step * recipe.rows * recipe.length, right)
+    measured = {"right": right, "steps": recipe.steps, "seconds": seconds}
+    run.finish(partial(write, lessons, source), measured)
+    return TrainedHead(output, recipe.steps, recipe.steps * recipe.rows * recipe.length, right)
 
 
 def _learn(
@@ -209,8 +196,8 @@ def _learn(
     rows: NDArray[np.int32],
     save_every: int,
     follow: Callable[[HeadStep], None],
-) -> tuple[int, float]:
-    """All steps that are left; returns how many there were, and their seconds."""
+) -> float:
+    """All steps that are left; returns the seconds of the whole training."""
     recipe, head = lessons.recipe, lessons.head.train()
     weights = dict(head.named_parameters())
     adamw = torch.optim.AdamW(weights.values(), betas=(0.9, 0.95), weight_decay=0.0)
@@ -219,7 +206,8 @@ def _learn(
     panels = ("loss",), ("right", "right_at_last")
     with closing(Curves(run.training, done, HeadStep, panels)) as curves:
         for step in range(done, recipe.steps):
-            tokens = torch.tensor(rows[batch(recipe, step, len(rows))], device=head.device).long()
+            chosen = in_order([recipe.seed, _ORDER], step, recipe.rows, len(rows))
+            tokens = torch.tensor(rows[chosen], device=head.device).long()
             loss, right = lessons.losses(tokens)
             value = float(loss.detach())
             if not math.isfinite(value):
@@ -244,7 +232,7 @@ def _learn(
             if (step + 1) % save_every == 0 or step + 1 == recipe.steps:
                 run.save(step + 1, row.seconds, weights, adamw)
                 curves.flush()
-    return recipe.steps, perf_counter() - begin
+    return perf_counter() - begin
 
 
 @torch.no_grad()

@@ -33,6 +33,14 @@ def check(settings: Any) -> None:
             number(name, value, int if isinstance(known.default, int) else float, **limits)
 
 
+def rate_of(step: int, rising: int, falling: int, highest: float, lowest: float) -> float:
+    """Return the learning rate of a step: a linear rise, then a cosine decay."""
+    if step < rising:
+        return highest * (step + 1) / rising
+    fallen = (step - rising) / max(1, falling)
+    return lowest + (highest - lowest) * (1 + math.cos(math.pi * fallen)) / 2
+
+
 ADAPTIVE = Parameter(group=Group("Adaptive tokens", sort_key=2))
 STEPS = Parameter(group=Group("Steps", sort_key=3))
 
@@ -123,13 +131,10 @@ class Recipe:
         return (self.L if self.diverse else 1) if self.adaptive else 0
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step, counted from 0: a linear rise, then a cosine decay."""
+        """Return the learning rate of a step, counted from 0."""
         rising = round(self.warmup * self.steps)
-        if step < rising:
-            return self.learning_rate * (step + 1) / rising
-        fallen = (step - rising) / max(1, self.steps - 1 - rising)
-        span = self.learning_rate - self.final_learning_rate
-        return self.final_learning_rate + span * (1 + math.cos(math.pi * fallen)) / 2
+        falling = self.steps - 1 - rising
+        return rate_of(step, rising, falling, self.learning_rate, self.final_learning_rate)
 
 
 HEAD = Parameter(group=Group("Head", sort_key=2))
@@ -173,12 +178,9 @@ class HeadRecipe:
             raise OptionError(f"unrolled={self.unrolled} does not fit into length={self.length}")
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0: rising, then falling as a cosine."""
+        """Return the learning rate of a step, counted from 0."""
         rising = round(self.warmup * self.steps)
-        if step < rising:
-            return self.learning_rate * (step + 1) / rising
-        fallen = (step - rising) / max(1, self.steps - rising)
-        return self.learning_rate * (1 + math.cos(math.pi * fallen)) / 2
+        return rate_of(step, rising, self.steps - rising, self.learning_rate, 0.0)
 
 
 @group("Steps", 3)
