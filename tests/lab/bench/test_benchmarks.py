@@ -296,6 +296,8 @@ TOYS: dict[str, tuple[str, list[str]]] = {
                 "`transformers serve` | cannot run: there is no /nowhere"]),
     "live_smollm2": ("DATA -m MODEL --dtypes bfloat16",
                      ["| all | 7 |", "| mt_redundant, turn 2 | 1 |", "dictated answers"]),
+    "checkouts": ("DATA --other SRC -m MODEL --dtypes float32",
+                  ["| none | 2 | 3 |", "| auto | 2 | 3 |", "| 5/5 |"]),
     "head_quality": ("DATA -m MODEL", ["7 prompts, at most 6 nodes", "| no head |",
                                        "| right in 0.7 |"]),
     "live_smollm2.head": ("DATA -m MODEL --dtypes float32 --head HEAD",
@@ -316,7 +318,7 @@ def run(name: str, words: list[str]) -> None:
 def test_a_benchmark_runs_and_goes_on(name: str, folder: Path, tmp_path: Path) -> None:
     typed, wanted = TOYS[name]
     places = {"MODEL": str(folder / "model"), "DATA": str(folder / "data"),
-              "HEAD": str(folder / "head")}  # fmt: skip
+              "SRC": str(FOLDER.parent / "src"), "HEAD": str(folder / "head")}  # fmt: skip
     words = [places.get(word, word) for word in typed.split()] + ["-o", str(tmp_path)]
     run(name, words)
     said = (tmp_path / f"{name}.md").read_text(encoding="utf-8")
