@@ -418,7 +418,7 @@ def todays_width(budget: AutoBudget) -> int:
     """What one sequence's budget decided before passes were decided as a whole."""
     best, best_rate = 0, 1.0
     for rung in LADDER:
-        width = min(rung, budget.ceiling)
+        width = min(rung, budget.width)
         cost = budget.cost.relative(width) + budget.cost.drafting(budget.drafter, width)
         rate = (1 + budget.expected(budget.reach(width))) / cost
         if rate > best_rate * 1.01:
