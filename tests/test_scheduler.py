@@ -8,10 +8,8 @@ import random
 import threading
 from collections import abc
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +20,9 @@ from torch import Tensor
 
 import tiny
 from architectures import build, prompt
-from draftsmith.core.budget import FixedBudget
 from draftsmith.core.cost import RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
-from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.sequence import Sequence
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine import memory as engine_memory
@@ -41,14 +36,7 @@ from draftsmith.errors import GenerationInterrupted, OptionError
 from draftsmith.integrations.transformers import Observer, accelerate
 from draftsmith.model import packed
 from draftsmith.model.load import load
-from draftsmith.testing import (
-    Enumerated,
-    Scripted,
-    ToyTarget,
-    assert_same_distribution,
-    enumerate_distribution,
-    exact_distribution,
-)
+from draftsmith.testing import Scripted
 from draftsmith.text.tokenizer import TextStream
 from replica import check_cache, contents
 from scripted import oracle, random_trees
@@ -195,46 +183,6 @@ def test_threads_share_an_engine() -> None:
     assert [found[n] for n in range(12)] == expected
 
 
-class Sampling(Scripted):
-    """A token drawn from a distribution that is not the target's, or nothing."""
-
-    sampled = True
-
-    def __init__(self) -> None:
-        super().__init__(self._propose)
-
-    def _propose(self, ctx: Context) -> Draft:
-        q = torch.tensor([0.3, 0.7], dtype=torch.float64)
-        return Draft.chain([ctx.sampler.draw(q)], "sampling", [q]) if ctx.budget else Draft()
-
-
-def test_drafters_that_sample_keep_the_distribution_in_a_batch_of_three() -> None:
-    target = ToyTarget(2, order=1)
-    prompts = [[0], [1], [1, 0]]
-
-    def answers(sampler: Enumerated) -> tuple[tuple[int, ...], ...]:
-        running = [
-            Sequence(
-                ids, drafter=Sampling(), budget=FixedBudget(1),
-                distribution=Distribution((), greedy=False), sampler=sampler, vocab_size=2,
-                limit=2, sampling=SamplingParams(temperature=1.0),
-            )
-            for ids in prompts
-        ]  # fmt: skip
-        for sequence in running:
-            sequence.context.sampler = sampler
-            start(sequence, target)
-        while left := [sequence for sequence in running if not sequence.finished]:
-            step(left, target)
-        return tuple(tuple(s.ids[s.prompt_length :]) for s in running)
-
-    each = [exact_distribution(target, ids, 2) for ids in prompts]
-    exact = {
-        (a, b, c): p * q * r for (a, p), (b, q), (c, r) in product(*(one.items() for one in each))
-    }
-    assert_same_distribution(enumerate_distribution(answers), exact)
-
-
 # --- isolation ------------------------------------------------------------------------------------
 
 
@@ -357,24 +305,6 @@ def test_who_fails_fails_alone(how: str) -> None:
             assert result.tokens == alone[2][:count]
     rows = engine.resources.prefixes.runner._store._rows  # type: ignore[attr-defined]
     assert len(rows) == len(engine.resources.prefixes)
-
-
-def test_a_reader_that_fails_leaves_its_own_stream_only() -> None:
-    model = replace(loaded("llama"), tokenizer=Undecodable(ValueError(), 1 << 30))
-    engine = Engine(model, drafter="none", budget=5, max_batch=8)
-    scheduler, sequences = Driver(engine), batch_of_eight(engine, {})
-    for sequence in sequences:
-        scheduler.add(sequence)
-    fails = Raises(ZeroDivisionError("the reader's own"), 3)
-    stream = engine.stream([9, 6, 7, 9, 6], max_new_tokens=16)
-    with suppress(ZeroDivisionError), stream:
-        for piece in stream:
-            fails(piece, None)
-    assert not fails.left
-    assert stream.result.finish_reason == "cancelled"
-    assert len(stream.result.tokens) >= 3
-    scheduler.serve([])
-    assert [sequence.result().tokens for sequence in sequences] == alone_of_eight()
 
 
 def test_a_stream_may_be_closed_while_another_thread_waits_for_its_next_piece() -> None:

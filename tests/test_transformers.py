@@ -32,7 +32,6 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
     TextIteratorStreamer,
-    WatermarkingConfig,
     pipeline,
 )
 from transformers.generation.streamers import BaseStreamer
@@ -43,7 +42,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter
 from draftsmith.drafters.calibration import Calibration
 from draftsmith.drafters.draft_model.draft_model import DraftModel
-from draftsmith.errors import LoadError, OptionError, UnknownName
+from draftsmith.errors import OptionError
 from draftsmith.integrations.transformers import (
     DraftingNotice,
     NotAcceleratedWarning,
@@ -229,7 +228,6 @@ MODES: dict[str, Make] = {
         "max_new_tokens": 30,
         "return_dict_in_generate": True,
         "output_scores": True,
-        "repetition_penalty": 1.1,
     },
     "scores and logits": lambda *_: {
         "max_new_tokens": 30,
@@ -238,31 +236,21 @@ MODES: dict[str, Make] = {
         "output_scores": True,
         "output_logits": True,
     },
-    "dict only": lambda *_: {"max_new_tokens": 30, "return_dict_in_generate": True},
     "guidance with negative prompt": lambda *_: {
         "max_new_tokens": 30,
         "guidance_scale": 1.5,
         "negative_prompt_ids": PROMPT[:, 3:9],
-    },
-    "watermark": lambda *_: {
-        "max_new_tokens": 30,
-        "watermarking_config": WatermarkingConfig(seeding_scheme="selfhash", bias=3.0),
     },
     "synthid": lambda *_: {
         "max_new_tokens": 30,
         "do_sample": True,
         "watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3),
     },
-    "prefix function": lambda *_: {
-        "max_new_tokens": 30,
-        "prefix_allowed_tokens_fn": lambda _batch, ids: list(range(3 + len(ids) % 2, 300, 2)),
-    },
     "end token in a block": lambda model, _: {
         "max_new_tokens": 60,
         "eos_token_id": [2, int(plain(model, max_new_tokens=40)[0, -7])],
     },
     "one token": lambda *_: {"max_new_tokens": 1},
-    "forced end": lambda *_: {"max_new_tokens": 20, "forced_eos_token_id": 2},
     "prefill in chunks": lambda *_: {"max_new_tokens": 20, "prefill_chunk_size": 16},
 }
 
@@ -584,15 +572,25 @@ def test_encoder_decoder_generates_as_before() -> None:
     restore(model)
 
 
-def test_model_without_rewind_generates_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def broken(*_: Any) -> Any:
+    raise RuntimeError("no such layer")
+
+
+def without_rewind(live: Any, _tokenizer: Any) -> LoadedModel:
+    reasons = ("its state cannot be rewound",)
+    return LoadedModel(live, None, Capabilities("plain", "sdpa", "none", reasons), "tiny")
+
+
+@pytest.mark.parametrize(
+    ("load", "why"), [(without_rewind, "cannot be rewound"), (broken, "no such layer")]
+)
+def test_a_model_that_cannot_be_loaded_generates_as_before(
+    load: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = make_llama()
-    plainly = Capabilities("plain", "sdpa", "none", ("its state cannot be rewound",))
-    monkeypatch.setattr(
-        "draftsmith.integrations.transformers.load",
-        lambda live, _: LoadedModel(live, None, plainly, "tiny"),
-    )
     expected = plain(model, max_new_tokens=8)
-    with pytest.warns(NotAcceleratedWarning, match="cannot be rewound"):
+    monkeypatch.setattr("draftsmith.integrations.transformers.load", load)
+    with pytest.warns(NotAcceleratedWarning, match=why):
         accelerate(model)
     torch.manual_seed(5)
     same(model.generate(PROMPT, max_new_tokens=8), expected)
@@ -628,18 +626,6 @@ def test_half_written_config() -> None:
     assert str(mine.value) == str(theirs.value)
 
 
-def test_failed_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_model: Any, _tokenizer: Any) -> Any:
-        raise RuntimeError("no such layer")
-
-    model = make_llama()
-    expected = plain(model, max_new_tokens=5)
-    monkeypatch.setattr("draftsmith.integrations.transformers.load", fail)
-    with pytest.warns(NotAcceleratedWarning, match="no such layer"):
-        accelerate(model)
-    same(model.generate(PROMPT, max_new_tokens=5), expected)
-
-
 # The handle
 
 
@@ -658,19 +644,6 @@ def test_a_calibration_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.warns(DraftingNotice, match="layer 1 from its calibration on 7 prompts"):
         accelerate(model, "pld_plus")
     accelerate(model, "pld_plus(layer=2)")
-
-
-def test_unknown_names(llama: Any) -> None:
-    with pytest.raises(UnknownName, match="copyspec"):
-        accelerate(llama, "copyspc")
-    with pytest.raises(UnknownName, match="gamma"):
-        accelerate(llama, "copyspec(gama=3)")
-    for budget in ("fast", -1, True):
-        with pytest.raises(OptionError, match="budget"):
-            accelerate(llama, budget=budget)
-    with pytest.raises(LoadError):
-        accelerate(torch.nn.Linear(2, 2))
-    assert "generate" not in vars(llama)
 
 
 def test_twice_replaces_and_restore_is_idempotent(llama: Any) -> None:
