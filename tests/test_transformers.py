@@ -183,76 +183,66 @@ def sequences(result: Any) -> Any:
 
 Make = Callable[[Any, Any], dict[str, Any]]
 MODES: dict[str, Make] = {
-    "greedy": lambda *_: {"max_new_tokens": 60},
+    "greedy": lambda *_: {},
     "max_length": lambda *_: {"max_length": 77},
     "default config": lambda *_: {"generation_config": GenerationConfig(max_new_tokens=33)},
-    "repetition": lambda *_: {
-        "max_new_tokens": 60,
-        "repetition_penalty": 1.05,
-        "no_repeat_ngram_size": 12,
-        "min_new_tokens": 50,
+    "penalties": lambda *_: {
+        "repetition_penalty": 1.05, "no_repeat_ngram_size": 12, "min_new_tokens": 30,
     },
-    "sampling": lambda *_: {"max_new_tokens": 60, "do_sample": True, "temperature": 0.3},
+    "sampling": lambda *_: {"do_sample": True, "temperature": 0.3},
     "stateful processor, sampling": lambda *_: {
-        "max_new_tokens": 50,
-        "do_sample": True,
-        "logits_processor": LogitsProcessorList([Recorder()]),
+        "do_sample": True, "logits_processor": LogitsProcessorList([Recorder()]),
     },
-    "criterion": lambda *_: {
-        "max_new_tokens": 80,
-        "stopping_criteria": StoppingCriteriaList([Sevens()]),
-    },
+    "criterion": lambda *_: {"stopping_criteria": StoppingCriteriaList([Sevens()])},
     "stop string": lambda model, tokenizer: {
-        "max_new_tokens": 40,
-        "stop_strings": [stop_text(model, tokenizer)],
-        "tokenizer": tokenizer,
+        "stop_strings": [stop_text(model, tokenizer)], "tokenizer": tokenizer,
     },
     "stop string in config": lambda model, tokenizer: {
         "generation_config": GenerationConfig(
-            max_new_tokens=40,
-            stop_strings=stop_text(model, tokenizer),
-            pad_token_id=0,
-            eos_token_id=2,
+            max_new_tokens=40, stop_strings=stop_text(model, tokenizer),
+            pad_token_id=0, eos_token_id=2,
         ),
         "tokenizer": tokenizer,
         "streamer": Collector(),
     },
     "stop string as criterion": lambda model, tokenizer: {
-        "max_new_tokens": 40,
         "stopping_criteria": StoppingCriteriaList(
             [StopStringCriteria(tokenizer, stop_text(model, tokenizer))]
         ),
     },
-    "streamer": lambda *_: {"max_new_tokens": 30, "streamer": Collector()},
-    "scores": lambda *_: {
-        "max_new_tokens": 30,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-    },
+    "streamer": lambda *_: {"streamer": Collector()},
+    "scores": lambda *_: {"return_dict_in_generate": True, "output_scores": True},
     "scores and logits": lambda *_: {
-        "max_new_tokens": 30,
-        "do_sample": True,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "output_logits": True,
+        "do_sample": True, "return_dict_in_generate": True,
+        "output_scores": True, "output_logits": True,
     },
     "guidance with negative prompt": lambda *_: {
-        "max_new_tokens": 30,
-        "guidance_scale": 1.5,
-        "negative_prompt_ids": PROMPT[:, 3:9],
+        "guidance_scale": 1.5, "negative_prompt_ids": PROMPT[:, 3:9],
     },
     "synthid": lambda *_: {
-        "max_new_tokens": 30,
         "do_sample": True,
         "watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3),
     },
     "end token in a block": lambda model, _: {
-        "max_new_tokens": 60,
         "eos_token_id": [2, int(plain(model, max_new_tokens=40)[0, -7])],
     },
     "one token": lambda *_: {"max_new_tokens": 1},
-    "prefill in chunks": lambda *_: {"max_new_tokens": 20, "prefill_chunk_size": 16},
+    "prefill in chunks": lambda *_: {"prefill_chunk_size": 16},
+}  # fmt: skip
+BATCHES: dict[str, Make] = {
+    **{name: MODES[name] for name in ("greedy", "penalties", "stop string")},
+    "uneven ends": lambda model, _: {
+        "eos_token_id": [2, *model.generate(**batch(), max_new_tokens=20)[:2, -1].tolist()],
+    },
+    "no end": lambda *_: {"eos_token_id": None},
 }
+
+
+def asked(make: Make, model: Any, tokenizer: Any) -> dict[str, Any]:
+    """The arguments of `generate` in a mode: at most 40 new tokens, if it does not say how many."""
+    options = make(model, tokenizer)
+    limited = options.keys() & {"max_length", "generation_config"}
+    return options if limited else {"max_new_tokens": 40} | options
 
 
 def same(first: Any, second: Any) -> None:
@@ -285,7 +275,7 @@ def plainly(llama: Any, tokenizer: Any) -> Callable[[str], tuple[Any, list[Any]]
 
     @cache
     def found(mode: str) -> tuple[Any, list[Any]]:
-        options = MODES[mode](llama, tokenizer)
+        options = asked(MODES[mode], llama, tokenizer)
         return plain(llama, **options), observed(options)
 
     return found
@@ -296,7 +286,7 @@ def plainly(llama: Any, tokenizer: Any) -> Callable[[str], tuple[Any, list[Any]]
 def test_mode_equals_plain_generate(
     mode: str, drafter: str, llama: Any, tokenizer: Any, plainly: Any
 ) -> None:
-    (expected, seen), mine = plainly(mode), MODES[mode](llama, tokenizer)
+    (expected, seen), mine = plainly(mode), asked(MODES[mode], llama, tokenizer)
     chosen: Any = oracle(expected) if drafter == "oracle" else drafter
     result, handle = ours(llama, chosen, **mine)
     same(result, expected)
@@ -381,31 +371,10 @@ def batch() -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-BATCHES: dict[str, Make] = {
-    "greedy": lambda *_: {"max_new_tokens": 40},
-    "penalties": lambda *_: {
-        "max_new_tokens": 40,
-        "repetition_penalty": 1.2,
-        "no_repeat_ngram_size": 9,
-        "min_new_tokens": 30,
-    },
-    "uneven ends": lambda model, _: {
-        "max_new_tokens": 40,
-        "eos_token_id": [2, *model.generate(**batch(), max_new_tokens=20)[:2, -1].tolist()],
-    },
-    "stop string": lambda model, tokenizer: {
-        "max_new_tokens": 40,
-        "stop_strings": [stop_text(model, tokenizer)],
-        "tokenizer": tokenizer,
-    },
-    "no end": lambda *_: {"max_new_tokens": 20, "eos_token_id": None},
-}
-
-
 @pytest.mark.parametrize("drafter", ["auto", "oracle"])
 @pytest.mark.parametrize("mode", BATCHES)
 def test_batch_equals_plain_generate(mode: str, drafter: str, llama: Any, tokenizer: Any) -> None:
-    options = batch() | BATCHES[mode](llama, tokenizer)
+    options = batch() | asked(BATCHES[mode], llama, tokenizer)
     torch.manual_seed(5)
     expected = llama.generate(**options)
     # The oracle knows row 0, whose prompt has no padding.
@@ -421,21 +390,11 @@ def test_batch_equals_plain_generate(mode: str, drafter: str, llama: Any, tokeni
 def test_left_padded_single_prompt(llama: Any) -> None:
     """Processors see the padding, as in plain `generate`."""
     ids = torch.cat([torch.zeros((1, 5), dtype=torch.long), PROMPT], 1)
-    recorders = [Recorder(), Recorder()]
-    results = []
-    for recorder, drafter in zip(recorders, (None, "auto"), strict=True):
-        options: dict[str, Any] = {
-            "logits_processor": [recorder],
-            "attention_mask": (ids > 0).long(),
-        }
-        options |= {"max_length": 70}
-        results.append(
-            plain(llama, ids, **options)
-            if drafter is None
-            else ours(llama, drafter, ids, **options)[0]
-        )
-    same(*results)
-    assert recorders[0].seen == recorders[1].seen
+    theirs, mine = Recorder(), Recorder()
+    options: dict[str, Any] = {"attention_mask": (ids > 0).long(), "max_length": 70}
+    expected = plain(llama, ids, logits_processor=[theirs], **options)
+    same(ours(llama, "auto", ids, logits_processor=[mine], **options)[0], expected)
+    assert mine.seen == theirs.seen
 
 
 def test_sampled_batch_follows_the_distribution(llama: Any) -> None:

@@ -17,7 +17,6 @@ from draftsmith.engine.attribution import Copy, Span, find_copies, spread
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import DrafterError, OptionError
 from draftsmith.testing import Scripted, ToyTarget, contract_prompts, decode, plain
-from sequences import run, sequence_of
 
 PROMPT = [10, 11, 12, 13, 14, 15]
 
@@ -137,17 +136,6 @@ def test_the_loop_refuses_an_origin_outside_the_context() -> None:
     lying = Scripted(lambda ctx: Draft.chain([1], "liar", origins=[len(ctx.ids)]))
     with pytest.raises(DrafterError, match="got values from 2 to 2"):
         decode(ToyTarget(11), lying, [1, 2], 4)
-
-
-def test_every_row_of_a_batch_has_its_own_origins() -> None:
-    target, drafter = ToyTarget(11, order=1), parse("copyspec(gamma=1)")
-    prompts = list(contract_prompts(11))[1:]
-    together, alone = ([sequence_of(p, drafter, 20) for p in prompts] for _ in range(2))
-    run(together, target)
-    for one in alone:
-        run([one], target)
-    assert [s.origins for s in together] == [s.origins for s in alone]
-    assert any(s.origins for s in together)
 
 
 # ------------------------------------------------------------------------------ in the engine
