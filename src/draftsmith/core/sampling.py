@@ -291,7 +291,7 @@ class Distribution:
         )
 
     def scores(self, ids: Tensor | None, logits: Tensor) -> Tensor:
-        """Return (1, V) processed scores for (V,) raw logits of a node; `ids` (1, T): its prefix."""
+        """Return (1, V) processed scores for a node's (V,) raw logits; `ids` (1, T): its prefix."""
         # A copy, because processors may write in place and drafters receive the raw logits.
         exact = logits.dtype == torch.float64
         # On the device of the ids, as in `generate`: a device map may put logits elsewhere.
