@@ -8,6 +8,7 @@ import random
 import threading
 from collections import abc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -163,24 +164,31 @@ def test_threads_share_an_engine() -> None:
     rng = random.Random(5)
     requests = [asked(rng, 100) for _ in range(12)]
     expected = [alone.generate(ids, **options).tokens for ids, options in requests]
-    found: dict[int, list[int]] = {}
 
-    def ask(number: int) -> None:
+    def ask(number: int) -> list[int]:
         ids, options = requests[number]
         if number % 2:
-            found[number] = engine.generate(ids, drafter="auto", budget="auto", **options).tokens
-        else:
-            sequence = job_of(engine, ids, drafter="copyspec", **options)
-            with Call(engine.resources, [sequence], 1) as call:
-                call.run()
-            found[number] = sequence.result().tokens
+            found: list[int] = engine.generate(ids, drafter="auto", budget="auto", **options).tokens
+            return found
+        sequence = job_of(engine, ids, drafter="copyspec", **options)
+        with Call(engine.resources, [sequence], 1) as call:
+            call.run()
+        return sequence.result().tokens
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [found[n] for n in range(12)] == expected
+    with ThreadPoolExecutor(12) as pool:
+        assert list(pool.map(ask, range(12))) == expected
+
+
+def test_threads_share_an_accelerated_model() -> None:
+    model = build("llama").double()
+    inputs = [torch.tensor([[5 + n, 6, 7, 5 + n, 6]]) for n in range(4)]
+
+    def ask(ids: Tensor) -> Any:
+        return model.generate(ids, max_new_tokens=12).tolist()
+
+    wanted = list(map(ask, inputs))
+    with accelerate(model, "copyspec(gamma=1)"), ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, inputs)) == wanted
 
 
 # --- isolation ------------------------------------------------------------------------------------
@@ -418,38 +426,6 @@ def test_a_row_that_cannot_be_kept_is_nobodys_error(monkeypatch: pytest.MonkeyPa
     assert len(closed) == 3
     assert not engine.resources.prefixes
     assert not runner._store._rows
-
-
-def test_an_accelerated_model_serves_threads_and_raises_what_callbacks_raise() -> None:
-    model = build("llama").double()
-    inputs = [torch.tensor([[5 + n, 6, 7, 5 + n, 6]]) for n in range(4)]
-    wanted = [model.generate(ids, max_new_tokens=12).tolist() for ids in inputs]
-    found: dict[int, Any] = {}
-
-    class Fails:
-        def put(self, _tokens: Tensor) -> None:
-            self.puts = getattr(self, "puts", 0) + 1
-            if self.puts == 5:
-                raise ZeroDivisionError("the streamer's own")
-
-        def end(self) -> None:
-            pass
-
-    def ask(number: int) -> None:
-        streamer = Fails() if number == 2 else None
-        try:
-            found[number] = model.generate(inputs[number], max_new_tokens=12, streamer=streamer)
-        except ZeroDivisionError as error:
-            found[number] = error
-
-    with accelerate(model, "copyspec(gamma=1)"):
-        threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert isinstance(found[2], ZeroDivisionError)
-    assert [found[n].tolist() for n in (0, 1, 3)] == [wanted[n] for n in (0, 1, 3)]
 
 
 @pytest.mark.parametrize("requests", [50, pytest.param(2000, marks=pytest.mark.slow)])
@@ -754,13 +730,13 @@ def test_what_an_engine_keeps_is_bounded_by_what_was_free(monkeypatch: pytest.Mo
     monkeypatch.setattr(engine_memory, "free_bytes", lambda _: 4 * model.row_bytes(1000))
     engine = engine_of("llama", prefixes=1000)
     memory: Any = engine.resources.prefixes.runner._store
-    for n in range(30):
+    for n in range(20):
         engine.generate(prompt(300, n), max_new_tokens=2)
         assert memory.held() <= 3 * model.row_bytes(1000)
     assert 3 <= len(engine.resources.prefixes) < 12
     with pytest.raises(OptionError, match="three quarters of the free memory"):
         engine.generate(prompt(1500), max_new_tokens=2)
-    assert engine.generate(prompt(300, 29), max_new_tokens=2).stats.reused_tokens == 299
+    assert engine.generate(prompt(300, 19), max_new_tokens=2).stats.reused_tokens == 299
     monkeypatch.setattr(engine_memory, "free_bytes", lambda _: None)
     assert engine_of("llama").resources.memory == float("inf")
 
@@ -802,25 +778,6 @@ def test_a_stall_is_said_once() -> None:
         "this model reads a prompt in one pass: other answers waited for a prompt of 100 tokens "
         "(reported once)"
     ]
-
-
-def test_a_model_put_into_training_mode_ends_answers_that_are_under_way() -> None:
-    """Even by a callback: dropout would change the rest, and with checkpointing it crashed."""
-    live = build("llama")
-    getattr(live, "activation_checkpointing_enable", live.gradient_checkpointing_enable)()
-    engine = Engine(load(live), drafter="copyspec")
-
-    def trains(ids: Tensor, scores: Tensor) -> Tensor:
-        if ids.shape[1] == 8:
-            live.train()
-        return scores
-
-    wanted = engine.generate([5, 6, 7, 5, 6], max_new_tokens=9, budget=0).tokens
-    with pytest.raises(GenerationInterrupted, match=r"training mode.*model\.eval\(\)") as caught:
-        engine.generate([5, 6, 7, 5, 6], max_new_tokens=9, processors=[trains], budget=0)
-    assert caught.value.partial[0].tokens == wanted[:4]
-    live.eval()
-    assert engine.generate([5, 6, 7, 5, 6], max_new_tokens=9).tokens == wanted
 
 
 class Counted:
