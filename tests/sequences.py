@@ -24,9 +24,7 @@ def sequence_of(
     )
 
 
-def run(
-    sequences: abc.Sequence[Sequence], target: ToyTarget, cost: CostCurve | None = None
-) -> int:
+def run(sequences: abc.Sequence[Sequence], target: ToyTarget, cost: CostCurve | None = None) -> int:
     """Start sequences and run them together; return the sum of their passes."""
     passes = 0
     for sequence in sequences:
