@@ -154,11 +154,10 @@ PROMPT = torch.cat([_START, _START[:, :10]], 1)
 
 
 def stop_text(model: Any, tokenizer: Any) -> str:
-    """A string that occurs inside the plain answer."""
-    answer = plain(model, max_new_tokens=40)[0, PROMPT.shape[1] :]
-    text: str = tokenizer.decode(answer[17:19])
-    assert text
-    return text
+    """The text of a whole token inside the plain answer."""
+    answer = plain(model, max_new_tokens=40)[0, PROMPT.shape[1] + 12 :]
+    texts = (tokenizer.decode([token]) for token in answer.tolist())
+    return next(text for text in texts if len(text) > 1 and "�" not in text)
 
 
 def plain(model: Any, *args: Any, **options: Any) -> Any:

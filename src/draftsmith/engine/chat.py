@@ -10,7 +10,7 @@ from weakref import ref
 from draftsmith.core.drafter import sync
 from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.engine.call import Call, Stream
-from draftsmith.engine.request import Options, Request, encode
+from draftsmith.engine.request import Options, Request
 from draftsmith.engine.resources import Resources
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.sequence import TextSequence
@@ -71,8 +71,7 @@ class Chat:
         self._close()
         history = [*self.messages, {"role": "user", "content": message}]
         request = self._prepare({**self.options, **options}, began)
-        ids = encode(self._resources.model, history, request.template)
-        sequence = request.sequence(ids, streaming=True)
+        sequence = request.sequence(request.encode(history), streaming=True)
         sequence.rewinds = sequence.keeps_drafter = True
         if sequence.context.earlier is None:
             sequence.context.earlier = self._answers.of(sequence.salt)

@@ -198,6 +198,10 @@ class Request:
         compiled = None if grammar is None else model.grammars.compile(grammar, end_ids(model))
         return cls(drafting, params, ids, template, settings, began, salt or "", compiled, thoughts)
 
+    def encode(self, prompt: Any) -> list[int]:
+        """Return the ids of a prompt that fits the model; raise PromptError for other prompts."""
+        return encode(self.drafting.model, prompt, self.template)
+
     def sequences(
         self, prompts: abc.Sequence[Any], n: int = 1, *, streaming: bool = False
     ) -> list[TextSequence]:
@@ -205,7 +209,7 @@ class Request:
         encoded, tokenizer = [], self.drafting.model.tokenizer
         for index, prompt in enumerate(prompts):
             try:
-                ids = encode(self.drafting.model, prompt, self.template)
+                ids = self.encode(prompt)
             except PromptError as error:
                 if len(prompts) == 1:
                     raise
