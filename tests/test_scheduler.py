@@ -521,6 +521,20 @@ def test_short_prompts_do_not_pass_a_long_one_for_ever() -> None:
     assert steps == pytest.approx((220 + 40 * before) / 16, abs=4)
 
 
+def test_a_prompt_is_read_beside_an_answer_that_decodes() -> None:
+    engine = engine_of("llama")
+    engine.resources.prefixes.runner.chunk = 16
+    answering = job_of(engine, prompt(5, 0), max_new_tokens=40)
+    reading = job_of(engine, prompt(100, 1), max_new_tokens=2)
+    scheduler = Driver(engine)
+    scheduler.add(answering)
+    scheduler.step()
+    scheduler.add(reading)
+    while reading.reading:
+        scheduler.step()
+    assert not answering.finished
+
+
 def test_parts_of_prompts_grow_as_far_as_patience_goes() -> None:
     chunks = ChunkedPrefill()
     assert chunks.room(0, 3, 512) == 512, "nobody waits for it"
