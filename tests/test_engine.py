@@ -6,18 +6,20 @@ import copy
 import dataclasses
 import itertools
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import tiny
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import SamplingParams
+from draftsmith.engine.chat import Chat
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.request import Options, end_ids, sampling
+from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import (
     GenerationInterrupted,
     LoadError,
@@ -41,8 +43,9 @@ def engine() -> Engine:
 # ------------------------------------------------------------------------------ sampling
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.2])
-@pytest.mark.parametrize("seeds", [5, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("temperature", "seeds"), [(1.2, 2), pytest.param(0.7, 50, marks=pytest.mark.slow)]
+)
 def test_same_seed_same_tokens_with_every_guess_drafter(
     engine: Engine, temperature: float, seeds: int
 ) -> None:
@@ -70,8 +73,7 @@ def test_same_seed_same_tokens_with_every_guess_drafter(
         {"temperature": 1.3, "top_p": 0.8},
         {"temperature": 1.0, "min_p": 0.05},
         {"temperature": 0.9, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.2},
-        {"temperature": 0.0, "repetition_penalty": 1.3},
-        {"temperature": 0.0, "min_new_tokens": 10},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "min_new_tokens": 10},
     ],
     ids=str,
 )
@@ -79,7 +81,7 @@ def test_the_distribution_is_the_one_of_transformers(
     engine: Engine, options: dict[str, Any]
 ) -> None:
     """Same seed, same options, same tokens as `model.generate`."""
-    for seed in range(10):
+    for seed in range(4 if options["temperature"] else 1):
         ours = engine.generate(IDS, seed=seed, max_new_tokens=20, **options).tokens
         torch.manual_seed(seed)
         theirs: dict[str, Any] = {"top_k": 0} | options
@@ -112,53 +114,13 @@ def test_penalties_and_bias(engine: Engine) -> None:
     assert max(map(spread.count, spread)) <= 2
 
 
-def test_processors_see_every_prefix_in_order(engine: Engine) -> None:
-    def recorder(calls: list[tuple[int, ...]]) -> Any:
-        def process(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            calls.append(tuple(ids[0].tolist()))
-            return scores
-
-        return process
-
-    plain: list[tuple[int, ...]] = []
-    drafted: list[tuple[int, ...]] = []
-    answer = engine.generate(
-        IDS, drafter="none", max_new_tokens=20, processors=[recorder(plain)]
-    ).tokens
-    result = engine.generate(
-        IDS, drafter=oracle(answer, 4), max_new_tokens=20, processors=recorder(drafted), budget=8
-    )
-    assert result.stats.accepted > 0
-    assert drafted == plain
-
-
-class Recorder:
-    """A stateful processor: notes every length it sees."""
-
-    seen: list[list[int]] = []  # noqa: RUF012  shared by the copies on purpose
-
-    def __init__(self) -> None:
-        self.lengths: list[int] = []
-        self.seen.append(self.lengths)
-
-    def __deepcopy__(self, _memo: object) -> Recorder:
-        return Recorder()
-
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.lengths.append(ids.shape[1])
-        scores[:, 0] = -1.0  # in place, as many do
+def test_processors_may_write_in_place_in_any_dtype() -> None:
+    def forbids_padding(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, 0] = -1.0
         return scores
 
-
-def test_stateful_processors_serve_one_sequence_each(engine: Engine) -> None:
-    Recorder.seen.clear()
-    engine.generate([IDS, IDS[:4]], max_new_tokens=5, processors=Recorder(), min_new_tokens=5)
-    assert Recorder.seen[1:] == [list(range(11, 16)), list(range(4, 9))]
-
-
-def test_processors_may_write_in_place_in_any_dtype() -> None:
     double = Engine.from_pretrained(copy.deepcopy(tiny.model()).double())
-    assert len(double.generate(IDS, max_new_tokens=5, processors=Recorder()).tokens) == 5
+    assert len(double.generate(IDS, max_new_tokens=5, processors=forbids_padding).tokens) == 5
 
 
 def test_logprobs_are_those_of_the_distribution(engine: Engine) -> None:
@@ -178,43 +140,12 @@ def test_n_samples_use_following_seeds(engine: Engine) -> None:
     assert [len(row) for row in grid] == [2, 2]
 
 
-# -------------------------------------------------------------------------------- batches
-
-
-@pytest.mark.parametrize(
-    "drafter", [*bare_names(), pytest.param(random_trees(3, nodes=6, probes=2), id="random trees")]
-)
-def test_ragged_batches_equal_single_runs(engine: Engine, drafter: Any) -> None:
-    prompts = [[*range(5, 5 + n), *range(5, 5 + n // 2)] for n in (1, 4, 9, 30, 2, 17)]
-    limits: dict[str, Any] = {"max_new_tokens": 25, "budget": 8}
-    together = engine.generate(prompts, drafter=drafter, **limits)
-    for prompt, result in zip(prompts, together, strict=True):
-        assert result.tokens == engine.generate(prompt, drafter="none", **limits).tokens
-
-
-def test_rows_join_as_others_leave() -> None:
-    narrow = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), max_batch=2)
-    prompts = [[5 + n, 6, 7, 5 + n, 6] for n in range(5)]
-    stops = [narrow.generate(p, max_new_tokens=6 + 5 * i) for i, p in enumerate(prompts)]
-    together = narrow.generate(prompts, max_new_tokens=40)
-    for one, many in zip(stops, together, strict=True):
-        assert many.tokens[: len(one.tokens)] == one.tokens
-
-
-def test_sampled_batches_equal_single_runs(engine: Engine) -> None:
-    prompts = [[5, 6, 7, 5, 6], [9, 8, 7, 6, 5, 4, 3]]
-    options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_new_tokens": 12}
-    together = engine.generate(prompts, **options)
-    alone = [engine.generate(p, **options) for p in prompts]
-    assert [r.tokens for r in together] == [r.tokens for r in alone]
-
-
 # --------------------------------------------------------------------------- ends and text
 
 
 def test_end_tokens_anywhere_in_an_accepted_block(engine: Engine) -> None:
     answer = engine.generate(IDS, max_new_tokens=20, drafter="none").tokens
-    for position, width in itertools.product((0, 1, 3, 7), (1, 4, 8)):
+    for position, width in itertools.product((0, 3, 7), (1, 8)):
         end = answer[position]
         first = answer.index(end)
         result = engine.generate(
@@ -310,17 +241,6 @@ def test_what_begins_a_text_has_no_space_before_it(spaced: Engine) -> None:
     assert [one.text for one in both] == [" a time", "a time"]
 
 
-def test_a_real_model_goes_on_a_text(shared_data: Path) -> None:
-    engine = Engine.from_pretrained(shared_data / "weights" / "stories260K", dtype="float32")
-    options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 40}
-    whole = engine.generate("Once upon", **options)
-    assert whole.text.startswith(" a time, there was a little girl")
-    stream = engine.stream("Once upon", **options)
-    assert "".join(piece.text for piece in stream) == whole.text
-    assert engine.generate(whole.prompt_tokens, **options).text == whole.text.removeprefix(" ")
-    assert engine.generate([1], **options).text.startswith("Once upon a time")
-
-
 def test_cancelling_leaves_what_there_is_and_a_usable_engine(engine: Engine) -> None:
     stream = engine.stream(IDS, max_new_tokens=100)
     for _ in range(5):
@@ -345,13 +265,18 @@ def test_the_context_ends_the_answer(engine: Engine) -> None:
 # ------------------------------------------------------------------------------------ chat
 
 
+def fresh_start(engine: Engine, chat: Chat, message: str) -> GenerationResult:
+    """The answer of a chat, which must be that of an engine without a chat's state."""
+    history = [*chat.messages, {"role": "user", "content": message}]
+    answer = chat.send(message)
+    assert answer.tokens == engine.generate(history, **chat.options).tokens
+    return answer
+
+
 def test_chat_keeps_cache_and_answers_like_a_fresh_start(engine: Engine) -> None:
     chat = engine.chat("be brief", max_new_tokens=12)
     for message in ("hello world", "this is a test", "the quick brown fox"):
-        history = [*chat.messages, {"role": "user", "content": message}]
-        answer = chat.send(message)
-        fresh = engine.generate(history, max_new_tokens=12)
-        assert answer.tokens == fresh.tokens
+        answer = fresh_start(engine, chat, message)
     assert answer.stats.reused_tokens > 20
     assert [m["role"] for m in chat.messages] == ["system", *["user", "assistant"] * 3]
 
@@ -361,8 +286,7 @@ def test_chat_history_may_be_edited(engine: Engine) -> None:
     chat.send("hello world")
     chat.send("this is a test")
     del chat.messages[2:]
-    history = [*chat.messages, {"role": "user", "content": "return x"}]
-    assert chat.send("return x").tokens == engine.generate(history, max_new_tokens=8).tokens
+    fresh_start(engine, chat, "return x")
 
 
 def test_a_cancelled_turn_leaves_a_usable_chat(engine: Engine) -> None:
@@ -370,8 +294,7 @@ def test_a_cancelled_turn_leaves_a_usable_chat(engine: Engine) -> None:
     stream = chat.stream("hello world")
     next(stream)
     stream.close()
-    history = [*chat.messages, {"role": "user", "content": "and now"}]
-    assert chat.send("and now").tokens == engine.generate(history, max_new_tokens=30).tokens
+    fresh_start(engine, chat, "and now")
 
 
 def test_a_failed_turn_leaves_a_usable_chat(engine: Engine) -> None:
@@ -386,8 +309,7 @@ def test_a_failed_turn_leaves_a_usable_chat(engine: Engine) -> None:
     with pytest.raises(GenerationInterrupted, match="out of ideas") as caught:
         chat.send("hello world", processors=fails)
     assert len(caught.value.partial[0].tokens) >= 5
-    history = [*chat.messages, {"role": "user", "content": "and now"}]
-    assert chat.send("and now").tokens == engine.generate(history, max_new_tokens=30).tokens
+    fresh_start(engine, chat, "and now")
 
 
 def test_a_new_turn_ends_the_one_before(engine: Engine) -> None:
@@ -397,8 +319,7 @@ def test_a_new_turn_ends_the_one_before(engine: Engine) -> None:
     second = chat.send("this is a test")
     assert list(first) == []
     assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 2
-    history = chat.messages[:-1]
-    assert second.tokens == engine.generate(history, max_new_tokens=20).tokens
+    assert second.tokens == engine.generate(chat.messages[:-1], max_new_tokens=20).tokens
 
 
 def test_a_stream_that_is_never_read_leaves_no_trace(engine: Engine) -> None:
@@ -436,7 +357,7 @@ def test_chat_template_variables(engine: Engine) -> None:
 
 def test_a_prediction_saves_passes_and_changes_nothing(engine: Engine) -> None:
     plain = engine.generate(IDS, max_new_tokens=40, drafter="none")
-    for drafter in ("copyspec", "prompt_lookup", "auto"):
+    for drafter in ("copyspec", "auto"):
         helped = engine.generate(
             IDS, max_new_tokens=40, drafter=drafter, prediction=plain.tokens, budget=10
         )
@@ -478,15 +399,6 @@ def test_text_of_a_step_that_failed_half_way_is_kept(engine: Engine) -> None:
     assert partial.text == tiny.tokenizer().decode(answer[:6], skip_special_tokens=True)
 
 
-def test_unknown_names_come_with_a_suggestion(engine: Engine) -> None:
-    with pytest.raises(UnknownName, match="Did you mean 'copyspec'"):
-        engine.generate(IDS, drafter="copy_spec")
-    with pytest.raises(UnknownName, match="Did you mean 'gamma'"):
-        engine.generate(IDS, drafter="copyspec(gama=3)")
-    with pytest.raises(UnknownName, match="Did you mean 'max_new_tokens'"):
-        engine.generate(IDS, max_tokens=3)
-
-
 @pytest.mark.parametrize(
     ("options", "named"),
     [
@@ -513,6 +425,12 @@ def test_unknown_names_come_with_a_suggestion(engine: Engine) -> None:
         ({"logit_bias": {99999: 1.0}}, "99999"),
         ({"stop_token_ids": [99999]}, "99999"),
         ({"prediction": ["a", "b"]}, "prediction"),
+        ({"drafter": "copy_spec"}, "Did you mean 'copyspec'"),
+        ({"drafter": "copyspec(gama=3)"}, "Did you mean 'gamma'"),
+        ({"do_sample": 2}, "temperature"),
+        ({"max_length": 2}, "max_new_tokens"),
+        ({"num_return_sequences": 2}, "Use n"),
+        ({"num_beams": 2}, "Beam search"),
     ],
     ids=str,
 )
@@ -619,8 +537,6 @@ def test_drafters_without_fields_are_told_apart(engine: Engine) -> None:
 
 
 def test_generation_config_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import GenerationConfig
-
     config = GenerationConfig(
         do_sample=True, temperature=0.6, top_k=7, eos_token_id=[2, 9], repetition_penalty=1.05
     )
@@ -633,38 +549,17 @@ def test_generation_config_is_respected(monkeypatch: pytest.MonkeyPatch) -> None
     assert sampling(fresh.model, {"temperature": 0.0}).temperature == 0.0
 
 
-def test_the_rest_of_the_generation_config_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformers import GenerationConfig
-
-    config = GenerationConfig(
-        no_repeat_ngram_size=2,
-        suppress_tokens=[17, 18],
-        max_new_tokens=30,
-        eos_token_id=2,
-        pad_token_id=0,
-        typical_p=0.9,
-    )
-    monkeypatch.setattr(tiny.model(), "generation_config", config)
-    fresh = Engine.from_pretrained(tiny.model())
-    prompt = torch.tensor([IDS])
-    expected = tiny.model().generate(prompt, attention_mask=torch.ones_like(prompt))
-    ours = fresh.generate(IDS)
-    assert ours.tokens == expected[0, len(IDS) :].tolist()
-    assert any("typical_p=0.9 is not applied" in notice for notice in ours.notices)
-
-
 def test_processors_come_in_the_order_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bias is added before the penalty, or a penalty above 1 would shrink another number."""
-    from transformers import GenerationConfig
-
     model = tiny.model()
     generator = torch.Generator().manual_seed(3)
-    for _ in range(8):
+    for _ in range(3):
         prompt = torch.randint(5, 300, (1, 12), generator=generator)
         biased = torch.randint(5, 300, (40,), generator=generator).tolist()
         settings: dict[str, Any] = {
             "sequence_bias": {(token,): 6.0 for token in biased},
             "repetition_penalty": 1.8,
+            "typical_p": 0.9,
         }
         config = GenerationConfig(
             **settings,
@@ -673,30 +568,25 @@ def test_processors_come_in_the_order_of_transformers(monkeypatch: pytest.Monkey
             min_length=20,
             min_new_tokens=9,
             begin_suppress_tokens=biased[3:6],
+            suppress_tokens=biased[6:9],
             max_new_tokens=24,
             eos_token_id=2,
             pad_token_id=0,
         )
         monkeypatch.setattr(model, "generation_config", config)
         expected = model.generate(prompt, attention_mask=torch.ones_like(prompt))[0, 12:].tolist()
-        fresh = Engine.from_pretrained(model, drafter="copyspec(gamma=1)")
-        assert fresh.generate(prompt).tokens == expected
+        found = Engine.from_pretrained(model, drafter="copyspec(gamma=1)").generate(prompt)
+        assert found.tokens == expected
+        assert any("typical_p=0.9 is not applied" in notice for notice in found.notices)
 
 
 def test_a_model_put_into_training_mode_is_refused() -> None:
-    model = copy.deepcopy(tiny.model())
-    late = Engine.from_pretrained(model, tokenizer=tiny.tokenizer())
-    chat = late.chat()
-    model.train()
-    calls: list[Any] = [
-        lambda: late.generate(IDS),
-        lambda: late.stream(IDS),
-        lambda: chat.send("a"),
-    ]
-    for call in calls:
+    late = Engine.from_pretrained(copy.deepcopy(tiny.model()), tokenizer=tiny.tokenizer())
+    late.model.model.train()
+    for call in (late.generate, late.stream, late.submit):
         with pytest.raises(OptionError, match=r"training mode.*model\.eval\(\)"):
-            call()
-    model.eval()
+            call(IDS)
+    late.model.model.eval()
     assert late.generate(IDS, max_new_tokens=3).tokens
 
 
@@ -769,23 +659,12 @@ def test_prompts_of_every_kind(engine: Engine) -> None:
         engine.generate(["hello", ""])
 
 
-def test_names_from_transformers_come_with_their_own_here(engine: Engine) -> None:
-    for name, hint in (
-        ("do_sample", "temperature"),
-        ("max_length", "max_new_tokens"),
-        ("num_return_sequences", "Use n"),
-        ("num_beams", "Beam search"),
-    ):
-        with pytest.raises(UnknownName, match=hint):
-            engine.generate(IDS, **{name: 2})
-
-
 def test_options_are_complete() -> None:
     fields = {field.name for field in dataclasses.fields(SamplingParams)}
     assert {name for name in Options.__annotations__ if name in fields} == fields
 
 
-@pytest.mark.parametrize("seed", [2**64 - 1, -(2**63), 2**63])
+@pytest.mark.parametrize("seed", [2**64 - 1, -(2**63)])
 def test_the_largest_seeds_work(engine: Engine, seed: int) -> None:
     options: dict[str, Any] = {"temperature": 1e-30, "seed": seed, "max_new_tokens": 3}
     assert len(engine.generate(IDS, **options).tokens) == 3
@@ -798,8 +677,6 @@ def test_the_repr_of_a_result_is_short(engine: Engine) -> None:
 
 
 def test_n_belongs_to_generate(engine: Engine) -> None:
-    with pytest.raises(OptionError, match=r"use generate\(\) for n answers"):
-        engine.stream(IDS, n=2)
     with pytest.raises(OptionError, match=r"use generate\(\) for n answers"):
         engine.chat(n=2)
     with pytest.raises(UnknownName, match="Did you mean 'temperature'"):

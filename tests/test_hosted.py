@@ -69,9 +69,8 @@ def counts(stats: Stats) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_drafts_are_those_of_our_own_loop(drafter: str, seed: int) -> None:
-    one = record(seed)
+def test_drafts_are_those_of_our_own_loop(drafter: str) -> None:
+    one = record(0)
     found = host(drafter)
     run(found, Engine({"a": one}))
     assert counts(found.stats) == counts(ours(one, drafter))
@@ -102,7 +101,7 @@ def test_answers_are_remembered_by_salt() -> None:
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_order_gives_the_drafts_of_the_ids(drafter: str, seed: int) -> None:
     """Reordered, paused, preempted, chunked, aborted: the answer stands, and so do the states."""
     random, found = Random(seed), host(drafter)

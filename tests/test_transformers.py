@@ -7,16 +7,15 @@ import inspect
 import pickle
 import random
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -24,20 +23,15 @@ from transformers import (
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
-    PreTrainedTokenizerFast,
     StoppingCriteria,
     StoppingCriteriaList,
     StopStringCriteria,
     SynthIDTextWatermarkingConfig,
     T5Config,
     T5ForConditionalGeneration,
-    TextIteratorStreamer,
-    WatermarkingConfig,
     pipeline,
 )
 from transformers.generation.streamers import BaseStreamer
@@ -45,69 +39,50 @@ from transformers.generation.streamers import BaseStreamer
 import architectures
 import tiny
 from draftsmith.core.draft import Draft
-from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.drafter import Context, Drafter
 from draftsmith.drafters.calibration import Calibration
 from draftsmith.drafters.draft_model.draft_model import DraftModel
-from draftsmith.errors import LoadError, OptionError, UnknownName
+from draftsmith.errors import OptionError
 from draftsmith.integrations.transformers import (
-    Accelerated,
     DraftingNotice,
     NotAcceleratedWarning,
     accelerate,
     restore,
 )
 from draftsmith.model.capabilities import Capabilities
-from draftsmith.model.forward import cache_name
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.testing import Scripted
 
 IDS = {"vocab_size": 300, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-NAMED = ("none", "copyspec(gamma=2)", "prompt_lookup", "auto")
 
 
-@dataclass(frozen=True, repr=False)
-class Oracle(Drafter):
-    """Knows the answer, and lies in half of its drafts."""
+def oracle(result: Any) -> Scripted:
+    """Knows the answer that `generate` gave, and lies in half of its drafts."""
+    answer = sequences(result)[0].tolist()
 
-    answer: tuple[int, ...] = ()
-
-    name: ClassVar[str] = "oracle"
-
-    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        return _Knowing(self.answer)
-
-
-class _Knowing(DrafterState):
-    def __init__(self, answer: tuple[int, ...]) -> None:
-        self.answer = answer
-
-    def draft(self, ctx: Context) -> Draft:
+    def propose(ctx: Context) -> Draft:
         done, sampler = len(ctx.ids), random.Random(len(ctx.ids))
-        guess = list(self.answer[done : done + min(8, ctx.budget)])
+        guess = answer[done : done + min(8, ctx.budget)]
         if guess and sampler.random() < 0.5:
             wrong = sampler.randrange(len(guess))
             guess[wrong] = (guess[wrong] + 1) % ctx.vocab_size
         return Draft.chain(guess, "oracle")
 
+    return Scripted(propose)
 
-@dataclass(frozen=True, repr=False)
-class Gambler(Drafter):
+
+class Gambler(Scripted):
     """Samples its drafts from one fixed distribution, and says so."""
 
-    name: ClassVar[str] = "gambler"
-    sampled: ClassVar[bool] = True
+    sampled = True
 
-    def open(self, ctx: Context) -> DrafterState:
-        return _Rolling(torch.arange(ctx.vocab_size).div(30).softmax(-1))
+    def __init__(self) -> None:
+        super().__init__(self._propose)
 
-
-class _Rolling(DrafterState):
-    def __init__(self, q: Any) -> None:
-        self.q = q
-
-    def draft(self, ctx: Context) -> Draft:
-        drawn = [ctx.sampler.draw(self.q) for _ in range(min(4, ctx.budget))]
-        return Draft.chain(drawn, "gambler", [self.q] * len(drawn))
+    def _propose(self, ctx: Context) -> Draft:
+        q = torch.arange(ctx.vocab_size).div(30).softmax(-1)
+        drawn = [ctx.sampler.draw(q) for _ in range(min(4, ctx.budget))]
+        return Draft.chain(drawn, "gambler", [q] * len(drawn))
 
 
 class Recorder(LogitsProcessor):
@@ -158,43 +133,14 @@ def peaked(model: Any) -> Any:
     return model.eval()
 
 
-def make_tokenizer() -> Any:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300,
-        special_tokens=["<pad>", "<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(
-        ["the quick brown fox jumps", "def foo(x): return x"] * 20, trainer
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token="<pad>",
-        bos_token="<s>",
-        eos_token="</s>",
-        padding_side="left",
-    )
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return make_tokenizer()
+    padding = copy.deepcopy(tiny.tokenizer())
+    padding.padding_side = "left"
+    return padding
 
 
-def make_llama(**options: Any) -> Any:
-    torch.manual_seed(0)
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    return peaked(LlamaForCausalLM(LlamaConfig(**IDS, **sizes, **options)))
+make_llama: Any = tiny.model.__wrapped__
 
 
 @pytest.fixture(scope="module")
@@ -202,36 +148,16 @@ def llama() -> Any:
     return make_llama()
 
 
-@pytest.fixture(scope="module")
-def gpt2() -> Any:
-    torch.manual_seed(0)
-    return peaked(GPT2LMHeadModel(GPT2Config(**IDS, n_embd=64, n_layer=2, n_head=4)))
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def make_prompt() -> Any:
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(3, 300, (1, 30), generator=generator)
-    return torch.cat([ids, ids[:, :10]], 1)
-
-
-PROMPT = make_prompt()
+_START = torch.randint(3, 300, (1, 30), generator=torch.Generator().manual_seed(1))
+PROMPT = torch.cat([_START, _START[:, :10]], 1)
 """(1, 40); its end repeats its beginning, so that copying hits."""
 
 
 def stop_text(model: Any, tokenizer: Any) -> str:
-    """A string that occurs inside the plain answer."""
-    answer = plain(model, max_new_tokens=40)[0, PROMPT.shape[1] :]
-    text: str = tokenizer.decode(answer[17:19])
-    assert text
-    return text
+    """The text of a whole token inside the plain answer."""
+    answer = plain(model, max_new_tokens=40)[0, PROMPT.shape[1] + 12 :]
+    texts = (tokenizer.decode([token]) for token in answer.tolist())
+    return next(text for text in texts if len(text) > 1 and "�" not in text)
 
 
 def plain(model: Any, *args: Any, **options: Any) -> Any:
@@ -256,99 +182,66 @@ def sequences(result: Any) -> Any:
 
 Make = Callable[[Any, Any], dict[str, Any]]
 MODES: dict[str, Make] = {
-    "greedy": lambda *_: {"max_new_tokens": 60},
+    "greedy": lambda *_: {},
     "max_length": lambda *_: {"max_length": 77},
     "default config": lambda *_: {"generation_config": GenerationConfig(max_new_tokens=33)},
-    "repetition": lambda *_: {
-        "max_new_tokens": 60,
-        "repetition_penalty": 1.05,
-        "no_repeat_ngram_size": 12,
-        "min_new_tokens": 50,
+    "penalties": lambda *_: {
+        "repetition_penalty": 1.05, "no_repeat_ngram_size": 12, "min_new_tokens": 30,
     },
-    "sampling": lambda *_: {"max_new_tokens": 60, "do_sample": True, "temperature": 0.3},
-    "nucleus": lambda *_: {"max_new_tokens": 60, "do_sample": True, "top_p": 0.9, "top_k": 20},
-    "stateful processor": lambda *_: {
-        "max_new_tokens": 50,
-        "logits_processor": LogitsProcessorList([Recorder()]),
-    },
+    "sampling": lambda *_: {"do_sample": True, "temperature": 0.3},
     "stateful processor, sampling": lambda *_: {
-        "max_new_tokens": 50,
-        "do_sample": True,
-        "logits_processor": LogitsProcessorList([Recorder()]),
+        "do_sample": True, "logits_processor": LogitsProcessorList([Recorder()]),
     },
-    "criterion": lambda *_: {
-        "max_new_tokens": 80,
-        "stopping_criteria": StoppingCriteriaList([Sevens()]),
-    },
+    "criterion": lambda *_: {"stopping_criteria": StoppingCriteriaList([Sevens()])},
     "stop string": lambda model, tokenizer: {
-        "max_new_tokens": 40,
-        "stop_strings": [stop_text(model, tokenizer)],
-        "tokenizer": tokenizer,
+        "stop_strings": [stop_text(model, tokenizer)], "tokenizer": tokenizer,
     },
     "stop string in config": lambda model, tokenizer: {
         "generation_config": GenerationConfig(
-            max_new_tokens=40,
-            stop_strings=stop_text(model, tokenizer),
-            pad_token_id=0,
-            eos_token_id=2,
+            max_new_tokens=40, stop_strings=stop_text(model, tokenizer),
+            pad_token_id=0, eos_token_id=2,
         ),
         "tokenizer": tokenizer,
         "streamer": Collector(),
     },
     "stop string as criterion": lambda model, tokenizer: {
-        "max_new_tokens": 40,
         "stopping_criteria": StoppingCriteriaList(
             [StopStringCriteria(tokenizer, stop_text(model, tokenizer))]
         ),
     },
-    "streamer": lambda *_: {"max_new_tokens": 30, "streamer": Collector()},
-    "scores": lambda *_: {
-        "max_new_tokens": 30,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "repetition_penalty": 1.1,
-    },
+    "streamer": lambda *_: {"streamer": Collector()},
+    "scores": lambda *_: {"return_dict_in_generate": True, "output_scores": True},
     "scores and logits": lambda *_: {
-        "max_new_tokens": 30,
-        "do_sample": True,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "output_logits": True,
+        "do_sample": True, "return_dict_in_generate": True,
+        "output_scores": True, "output_logits": True,
     },
-    "dict only": lambda *_: {"max_new_tokens": 30, "return_dict_in_generate": True},
-    "guidance": lambda *_: {"max_new_tokens": 30, "guidance_scale": 1.5},
     "guidance with negative prompt": lambda *_: {
-        "max_new_tokens": 30,
-        "guidance_scale": 1.5,
-        "negative_prompt_ids": PROMPT[:, 3:9],
-    },
-    "watermark": lambda *_: {
-        "max_new_tokens": 30,
-        "watermarking_config": WatermarkingConfig(seeding_scheme="selfhash", bias=3.0),
+        "guidance_scale": 1.5, "negative_prompt_ids": PROMPT[:, 3:9],
     },
     "synthid": lambda *_: {
-        "max_new_tokens": 30,
         "do_sample": True,
         "watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3, 4], ngram_len=3),
     },
-    "max_time": lambda *_: {"max_new_tokens": 30, "max_time": 600.0},
-    "prefix function": lambda *_: {
-        "max_new_tokens": 30,
-        "prefix_allowed_tokens_fn": lambda _batch, ids: list(range(3 + len(ids) % 2, 300, 2)),
-    },
-    "bad words": lambda *_: {"max_new_tokens": 40, "bad_words_ids": [[7], [40, 41], [90]]},
     "end token in a block": lambda model, _: {
-        "max_new_tokens": 60,
         "eos_token_id": [2, int(plain(model, max_new_tokens=40)[0, -7])],
     },
-    "first token ends": lambda model, _: {
-        "max_new_tokens": 60,
-        "eos_token_id": int(plain(model, max_new_tokens=1)[0, -1]),
-    },
     "one token": lambda *_: {"max_new_tokens": 1},
-    "forced end": lambda *_: {"max_new_tokens": 20, "forced_eos_token_id": 2},
-    "prefill in chunks": lambda *_: {"max_new_tokens": 20, "prefill_chunk_size": 16},
+    "prefill in chunks": lambda *_: {"prefill_chunk_size": 16},
+}  # fmt: skip
+BATCHES: dict[str, Make] = {
+    **{name: MODES[name] for name in ("greedy", "penalties", "stop string")},
+    "uneven ends": lambda model, _: {
+        "eos_token_id": [2, *model.generate(**batch(), max_new_tokens=20)[:2, -1].tolist()],
+    },
+    "no end": lambda *_: {"eos_token_id": None},
 }
+
+
+def asked(make: Make, model: Any, tokenizer: Any) -> dict[str, Any]:
+    """The arguments of `generate` in a mode: at most 40 new tokens, if it does not say how many."""
+    options = make(model, tokenizer)
+    limited = options.keys() & {"max_length", "generation_config"}
+    return options if limited else {"max_new_tokens": 40} | options
 
 
 def same(first: Any, second: Any) -> None:
@@ -381,20 +274,19 @@ def plainly(llama: Any, tokenizer: Any) -> Callable[[str], tuple[Any, list[Any]]
 
     @cache
     def found(mode: str) -> tuple[Any, list[Any]]:
-        options = MODES[mode](llama, tokenizer)
+        options = asked(MODES[mode], llama, tokenizer)
         return plain(llama, **options), observed(options)
 
     return found
 
 
-@pytest.mark.parametrize("drafter", [*NAMED, "oracle"])
+@pytest.mark.parametrize("drafter", ["auto", "oracle"])
 @pytest.mark.parametrize("mode", MODES)
 def test_mode_equals_plain_generate(
     mode: str, drafter: str, llama: Any, tokenizer: Any, plainly: Any
 ) -> None:
-    (expected, seen), mine = plainly(mode), MODES[mode](llama, tokenizer)
-    answer = tuple(sequences(expected)[0].tolist())
-    chosen: Any = Oracle(answer) if drafter == "oracle" else drafter
+    (expected, seen), mine = plainly(mode), asked(MODES[mode], llama, tokenizer)
+    chosen: Any = oracle(expected) if drafter == "oracle" else drafter
     result, handle = ours(llama, chosen, **mine)
     same(result, expected)
     assert observed(mine) == seen
@@ -405,18 +297,8 @@ def test_mode_equals_plain_generate(
         assert stats.passes < stats.tokens
 
 
-@pytest.mark.parametrize("mode", ["greedy", "repetition", "sampling", "streamer", "scores"])
-def test_another_architecture(mode: str, gpt2: Any, tokenizer: Any) -> None:
-    theirs, mine = MODES[mode](gpt2, tokenizer), MODES[mode](gpt2, tokenizer)
-    expected = plain(gpt2, **theirs)
-    result, handle = ours(gpt2, Oracle(tuple(sequences(expected)[0].tolist())), **mine)
-    same(result, expected)
-    assert handle.stats.accepted > 0
-
-
-@pytest.mark.parametrize("drafter", ["auto", "copyspec(gamma=1, block=4)"])
-def test_automatic_budget(drafter: str, llama: Any) -> None:
-    result, handle = ours(llama, drafter, budget="auto", max_new_tokens=80)
+def test_automatic_budget(llama: Any) -> None:
+    result, handle = ours(llama, "auto", budget="auto", max_new_tokens=80)
     same(result, plain(llama, max_new_tokens=80))
     assert handle.stats.first_token_seconds > 0
 
@@ -488,36 +370,14 @@ def batch() -> dict[str, Any]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-BATCHES: dict[str, Make] = {
-    "greedy": lambda *_: {"max_new_tokens": 40},
-    "penalties": lambda *_: {
-        "max_new_tokens": 40,
-        "repetition_penalty": 1.2,
-        "no_repeat_ngram_size": 9,
-        "min_new_tokens": 30,
-    },
-    "uneven ends": lambda model, _: {
-        "max_new_tokens": 40,
-        "eos_token_id": [2, *model.generate(**batch(), max_new_tokens=20)[:2, -1].tolist()],
-    },
-    "stop string": lambda model, tokenizer: {
-        "max_new_tokens": 40,
-        "stop_strings": [stop_text(model, tokenizer)],
-        "tokenizer": tokenizer,
-    },
-    "no end": lambda *_: {"max_new_tokens": 20, "eos_token_id": None},
-    "dict": lambda *_: {"max_new_tokens": 20, "return_dict_in_generate": True},
-}
-
-
-@pytest.mark.parametrize("drafter", [*NAMED, "oracle"])
+@pytest.mark.parametrize("drafter", ["auto", "oracle"])
 @pytest.mark.parametrize("mode", BATCHES)
 def test_batch_equals_plain_generate(mode: str, drafter: str, llama: Any, tokenizer: Any) -> None:
-    options = batch() | BATCHES[mode](llama, tokenizer)
+    options = batch() | asked(BATCHES[mode], llama, tokenizer)
     torch.manual_seed(5)
     expected = llama.generate(**options)
     # The oracle knows row 0, whose prompt has no padding.
-    chosen: Any = Oracle(tuple(sequences(expected)[0].tolist())) if drafter == "oracle" else drafter
+    chosen: Any = oracle(expected) if drafter == "oracle" else drafter
     with accelerate(llama, chosen, budget=8) as handle:
         result = llama.generate(**options)
     assert handle.last_notice is None
@@ -529,21 +389,11 @@ def test_batch_equals_plain_generate(mode: str, drafter: str, llama: Any, tokeni
 def test_left_padded_single_prompt(llama: Any) -> None:
     """Processors see the padding, as in plain `generate`."""
     ids = torch.cat([torch.zeros((1, 5), dtype=torch.long), PROMPT], 1)
-    recorders = [Recorder(), Recorder()]
-    results = []
-    for recorder, drafter in zip(recorders, (None, "auto"), strict=True):
-        options: dict[str, Any] = {
-            "logits_processor": [recorder],
-            "attention_mask": (ids > 0).long(),
-        }
-        options |= {"max_length": 70}
-        results.append(
-            plain(llama, ids, **options)
-            if drafter is None
-            else ours(llama, drafter, ids, **options)[0]
-        )
-    same(*results)
-    assert recorders[0].seen == recorders[1].seen
+    theirs, mine = Recorder(), Recorder()
+    options: dict[str, Any] = {"attention_mask": (ids > 0).long(), "max_length": 70}
+    expected = plain(llama, ids, logits_processor=[theirs], **options)
+    same(ours(llama, "auto", ids, logits_processor=[mine], **options)[0], expected)
+    assert mine.seen == theirs.seen
 
 
 def test_sampled_batch_follows_the_distribution(llama: Any) -> None:
@@ -594,22 +444,15 @@ def batched(**options: Any) -> Make:
 
 REFUSED: dict[str, tuple[str, Make]] = {
     "beams": ("beam search", lambda *_: {"num_beams": 3}),
-    "sampled beams": ("beam sample", lambda *_: {"num_beams": 2, "do_sample": True}),
-    "prompt lookup": ("assisted generation", lambda *_: {"prompt_lookup_num_tokens": 3}),
     "assistant": ("assistant_model was given", lambda *_: {"assistant_model": make_llama()}),
     "own loop": (
         "custom_generate was given",
         lambda *_: {"custom_generate": lambda _model, input_ids, **_: input_ids[:, :3]},
     ),
-    "own cache": (
-        "was given",
-        lambda model, _: {cache_name(model.forward): DynamicCache()},
-    ),
     "embeddings": (
         "inputs_embeds was given",
         lambda model, _: {"inputs": None, "inputs_embeds": embeddings(model)},
     ),
-    "positions": ("position_ids was given", lambda *_: {"position_ids": torch.arange(40)[None]}),
     "static cache": (
         "cache_implementation='static'",
         lambda *_: {"cache_implementation": "static"},
@@ -619,11 +462,6 @@ REFUSED: dict[str, tuple[str, Make]] = {
         "output_attentions",
         lambda *_: {"output_attentions": True, "return_dict_in_generate": True},
     ),
-    "hidden states": (
-        "output_hidden_states",
-        lambda *_: {"output_hidden_states": True, "return_dict_in_generate": True},
-    ),
-    "mask with gaps": ("attention mask", lambda *_: {"attention_mask": gaps()}),
     "mask with gaps, streamed": (
         "attention mask",
         lambda *_: {"attention_mask": gaps(), "streamer": Collector()},
@@ -667,15 +505,9 @@ def test_refused_call_runs_plainly_and_warns_once(case: str, llama: Any, tokeniz
     assert observed(mine) == observed(theirs)
 
 
-@pytest.mark.parametrize("name", ["penalty_alpha", "dola_layers", "num_beam_groups"])
-def test_modes_kept_in_hub_repositories_still_ask_for_them(name: str, llama: Any) -> None:
-    """No network here: what matters is that the error is the original's."""
-    value = {"penalty_alpha": 0.6, "dola_layers": "low", "num_beam_groups": 2}[name]
-    options: dict[str, Any] = {"max_new_tokens": 5, name: value}
-    if name == "num_beam_groups":
-        options |= {"num_beams": 2, "diversity_penalty": 1.0}
-    if name == "penalty_alpha":
-        options |= {"top_k": 4}
+def test_modes_kept_in_hub_repositories_still_ask_for_them(llama: Any) -> None:
+    """No network here: what matters is that the error is the original one."""
+    options: dict[str, Any] = {"max_new_tokens": 5, "penalty_alpha": 0.6, "top_k": 4}
     with pytest.raises(Exception, match=r".") as theirs:
         llama.generate(PROMPT, **options)
     with accelerate(llama), pytest.raises(type(theirs.value)) as mine:
@@ -690,22 +522,33 @@ def test_encoder_decoder_generates_as_before() -> None:
     model = T5ForConditionalGeneration(config).eval()
     ids = torch.arange(5, 15)[None]
     expected = model.generate(ids, max_new_tokens=8)
-    with pytest.warns(NotAcceleratedWarning, match="encoder-decoder"):
+    with pytest.warns(NotAcceleratedWarning, match="encoder-decoder") as told:
         handle = accelerate(model)
+    assert told[0].filename == __file__, "it points at the line of the caller"
     same(model.generate(ids, max_new_tokens=8), expected)
     assert "encoder-decoder" in str(handle.last_notice)
     restore(model)
 
 
-def test_model_without_rewind_generates_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def broken(*_: Any) -> Any:
+    raise RuntimeError("no such layer")
+
+
+def without_rewind(live: Any, _tokenizer: Any) -> LoadedModel:
+    reasons = ("its state cannot be rewound",)
+    return LoadedModel(live, None, Capabilities("plain", "sdpa", "none", reasons), "tiny")
+
+
+@pytest.mark.parametrize(
+    ("load", "why"), [(without_rewind, "cannot be rewound"), (broken, "no such layer")]
+)
+def test_a_model_that_cannot_be_loaded_generates_as_before(
+    load: Any, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = make_llama()
-    plainly = Capabilities("plain", "sdpa", "none", ("its state cannot be rewound",))
-    monkeypatch.setattr(
-        "draftsmith.integrations.transformers.load",
-        lambda live, _: LoadedModel(live, None, plainly, "tiny"),
-    )
     expected = plain(model, max_new_tokens=8)
-    with pytest.warns(NotAcceleratedWarning, match="cannot be rewound"):
+    monkeypatch.setattr("draftsmith.integrations.transformers.load", load)
+    with pytest.warns(NotAcceleratedWarning, match=why):
         accelerate(model)
     torch.manual_seed(5)
     same(model.generate(PROMPT, max_new_tokens=8), expected)
@@ -741,18 +584,6 @@ def test_half_written_config() -> None:
     assert str(mine.value) == str(theirs.value)
 
 
-def test_failed_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_model: Any, _tokenizer: Any) -> Any:
-        raise RuntimeError("no such layer")
-
-    model = make_llama()
-    expected = plain(model, max_new_tokens=5)
-    monkeypatch.setattr("draftsmith.integrations.transformers.load", fail)
-    with pytest.warns(NotAcceleratedWarning, match="no such layer"):
-        accelerate(model)
-    same(model.generate(PROMPT, max_new_tokens=5), expected)
-
-
 # The handle
 
 
@@ -771,24 +602,6 @@ def test_a_calibration_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.warns(DraftingNotice, match="layer 1 from its calibration on 7 prompts"):
         accelerate(model, "pld_plus")
     accelerate(model, "pld_plus(layer=2)")
-
-
-def test_unknown_names(llama: Any) -> None:
-    with pytest.raises(UnknownName, match="copyspec"):
-        accelerate(llama, "copyspc")
-    with pytest.raises(UnknownName, match="gamma"):
-        accelerate(llama, "copyspec(gama=3)")
-    for budget in ("fast", -1, True):
-        with pytest.raises(OptionError, match="budget"):
-            accelerate(llama, budget=budget)
-    with pytest.raises(LoadError):
-        accelerate(torch.nn.Linear(2, 2))
-    assert "generate" not in vars(llama)
-
-
-def test_wrong_argument_is_the_originals_error(llama: Any) -> None:
-    with accelerate(llama), pytest.raises(ValueError, match="temprature"):  # and no warning of ours
-        llama.generate(PROMPT, max_new_tokens=3, temprature=2)
 
 
 def test_twice_replaces_and_restore_is_idempotent(llama: Any) -> None:
@@ -830,73 +643,25 @@ def test_a_copy_of_the_model_runs_the_copy() -> None:
     assert changed.tolist() != own.tolist()
 
 
-def test_accelerated_model_can_be_pickled(tmp_path: Path) -> None:
-    model = make_llama()
-    expected = plain(model, max_new_tokens=6)
-    with accelerate(model):
-        torch.save(model, tmp_path / "whole.pt")
-    read = torch.load(tmp_path / "whole.pt", weights_only=False)
-    assert isinstance(vars(read)["generate"], Accelerated)
-    assert read.generate.model is read
-    same(read.generate(PROMPT, max_new_tokens=6), expected)
-
-
 # Interruptions and neighbours
 
 
-class Interrupting(StoppingCriteria):
-    def __init__(self, error: type[BaseException]) -> None:
-        self.error, self.calls = error, 0
+def test_interrupted_model_stays_usable(llama: Any) -> None:
+    calls = count(1)
 
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        self.calls += 1
-        if self.calls == 11:
-            raise self.error("enough")
+    def interrupts(*_: Any, **__: Any) -> Any:
+        if next(calls) == 11:
+            raise KeyboardInterrupt("enough")
         return torch.zeros(1, dtype=torch.bool)
 
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_interrupted_model_stays_usable(error: type[BaseException], llama: Any) -> None:
     expected = plain(llama, max_new_tokens=40)
-    with accelerate(llama, Oracle(tuple(expected[0].tolist())), budget=8) as handle:
-        with pytest.raises(error, match="enough"):
-            llama.generate(PROMPT, max_new_tokens=40, stopping_criteria=[Interrupting(error)])
+    with accelerate(llama, oracle(expected), budget=8) as handle:
+        with pytest.raises(KeyboardInterrupt, match="enough"):
+            llama.generate(PROMPT, max_new_tokens=40, stopping_criteria=[interrupts])
         same(llama.generate(PROMPT, max_new_tokens=40), expected)
         assert handle.stats is not None
         assert handle.stats.accepted > 0
     same(plain(llama, max_new_tokens=40), expected)
-
-
-def test_generate_inside_a_processor(llama: Any) -> None:
-    class Nested(LogitsProcessor):
-        def __call__(self, input_ids: Any, scores: Any) -> Any:
-            llama.generate(input_ids[:, -5:], max_new_tokens=3)
-            return scores
-
-    expected = plain(llama, max_new_tokens=9)
-    with accelerate(llama, "copyspec"):
-        with pytest.raises(OptionError, match="a callback cannot generate"):
-            llama.generate(PROMPT, logits_processor=[Nested()], max_new_tokens=9)
-        same(llama.generate(PROMPT, max_new_tokens=9), expected)
-
-
-def test_threads_share_a_model(llama: Any) -> None:
-    prompts = [PROMPT.roll(shift, 1) for shift in range(4)]
-    expected = [plain(llama, prompt, max_new_tokens=30) for prompt in prompts]
-    results: dict[int, Any] = {}
-
-    def work(index: int) -> None:
-        results[index] = llama.generate(prompts[index], max_new_tokens=30)
-
-    with accelerate(llama, "copyspec(gamma=1)", budget=4):
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for index, wanted in enumerate(expected):
-        same(results[index], wanted)
-    assert llama.config._attn_implementation == "sdpa"
 
 
 # Around generate
@@ -921,22 +686,6 @@ def test_pipeline(llama: Any, tokenizer: Any) -> None:
         assert handle.stats is not None
 
 
-def test_iterator_streamer(llama: Any, tokenizer: Any) -> None:
-    def pieces() -> list[str]:
-        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=3000)
-        options = {"max_new_tokens": 25, "streamer": streamer}
-        thread = threading.Thread(target=llama.generate, args=(PROMPT,), kwargs=options)
-        thread.start()
-        got = list(streamer)
-        thread.join()
-        return got
-
-    expected = pieces()
-    with accelerate(llama, "copyspec(gamma=1)", budget=4) as handle:
-        assert pieces() == expected
-        assert handle.last_notice is None
-
-
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 def test_peft_model() -> None:
     peft = pytest.importorskip("peft")
@@ -948,7 +697,7 @@ def test_peft_model() -> None:
             if "lora_" in name:
                 parameter.normal_(0, 0.2)
     expected = model.generate(input_ids=PROMPT, max_new_tokens=30)
-    with accelerate(model, Oracle(tuple(expected[0].tolist())), budget=8) as handle:
+    with accelerate(model, oracle(expected), budget=8) as handle:
         same(model.generate(input_ids=PROMPT, max_new_tokens=30), expected)
         assert handle.last_notice is None
         assert handle.stats is not None
@@ -961,7 +710,7 @@ def test_double_precision(llama: Any) -> None:
     model = copy.deepcopy(llama).double()
     for options in ({"do_sample": True}, {"repetition_penalty": 1.1}):
         expected = plain(model, max_new_tokens=30, **options)
-        result, _ = ours(model, Oracle(tuple(expected[0].tolist())), max_new_tokens=30, **options)
+        result, _ = ours(model, oracle(expected), max_new_tokens=30, **options)
         same(result, expected)
 
 
@@ -975,7 +724,7 @@ def test_bfloat16_runs(llama: Any) -> None:
 def test_a_compiled_model_runs_as_its_generate_does(llama: Any) -> None:
     compiled: Any = torch.compile(llama, backend="eager")
     expected = compiled.generate(PROMPT, max_new_tokens=20)
-    with accelerate(compiled, Oracle(tuple(expected[0].tolist())), budget=8) as handle:
+    with accelerate(compiled, oracle(expected), budget=8) as handle:
         same(compiled.generate(PROMPT, max_new_tokens=20), expected)
         assert handle.stats is not None
         assert handle.stats.accepted > 0
@@ -996,13 +745,6 @@ def test_a_copy_has_its_draft_model(duplicate: Callable[[Any], Any], tokenizer: 
         model.generate(PROMPT, max_new_tokens=3)
 
 
-def test_warnings_point_at_the_callers_line() -> None:
-    config = T5Config(vocab_size=300, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4)
-    with pytest.warns(NotAcceleratedWarning) as said:
-        accelerate(T5ForConditionalGeneration(config).eval())
-    assert said[0].filename == __file__
-
-
 def test_a_misspelt_option_is_answered_by_generate_alone() -> None:
     model = make_llama()
     with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
@@ -1011,33 +753,25 @@ def test_a_misspelt_option_is_answered_by_generate_alone() -> None:
         assert handle.stats is None
 
 
-@dataclass(frozen=True, repr=False, eq=False)
-class SlowToBind(Drafter):
-    """Takes its time to bind itself, as one that loads a model does."""
-
-    begun: threading.Event
-    go_on: threading.Event
-
-    name: ClassVar[str] = "slow_to_bind"
-
-    def bind(self, model: Any) -> Drafter:  # noqa: ARG002
-        self.begun.set()
-        self.go_on.wait(60)
-        return Oracle()
-
-    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        raise AssertionError("it was not bound")
-
-
 @pytest.mark.parametrize("what", ["a call", "a first call", "accelerate"])
 def test_e4_a_model_waits_for_no_other_models_drafter(what: str) -> None:
     begun, go_on = threading.Event(), threading.Event()
+
+    class SlowToBind(Scripted):
+        """Takes its time to bind itself, as one that loads a model does."""
+
+        def bind(self, model: Any) -> Drafter:
+            begun.set()
+            go_on.wait(60)
+            return super().bind(model)
+
+    slow = SlowToBind(lambda _: Draft())
     ours, theirs = make_llama(), make_llama()
     if what != "accelerate":
         accelerate(ours, "copyspec(gamma=1)", budget=4)
     if what == "a call":
         ours.generate(PROMPT, max_new_tokens=1)
-    binding = threading.Thread(target=accelerate, args=(theirs, SlowToBind(begun, go_on)))
+    binding = threading.Thread(target=accelerate, args=(theirs, slow))
     calls = {"accelerate": partial(accelerate, ours)}
     asked = partial(ours.generate, PROMPT, max_new_tokens=5)
     call = threading.Thread(target=calls.get(what, asked))
@@ -1072,7 +806,7 @@ def decoder(name: str) -> Any:
     return peaked(AutoModelForCausalLM.from_config(config))
 
 
-@pytest.mark.parametrize("name", ["bart", "trocr", "roformer"])
+@pytest.mark.parametrize("name", ["bart", "roformer"])
 def test_padding_that_shifts_positions(name: str) -> None:
     model = decoder(name)
     one, padded = {"inputs": PROMPT, "max_new_tokens": 20}, batch() | {"max_new_tokens": 20}
@@ -1132,9 +866,7 @@ def test_a_class_that_prepares_its_own_inputs(by: int, monkeypatch: pytest.Monke
         assert (handle.stats is None) == bool(by)
 
 
-@pytest.mark.parametrize(
-    "kind", ["PrefixTuningConfig", "PromptTuningConfig", "PromptEncoderConfig"]
-)
+@pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 @pytest.mark.filterwarnings("ignore:Position ids are not supported")
 def test_soft_prompts_are_not_dropped(kind: str) -> None:
@@ -1160,7 +892,7 @@ def test_soft_prompts_are_not_dropped(kind: str) -> None:
         same(without, model.generate(**options))
 
 
-@pytest.mark.parametrize("name", ["opt", "bloom", "phi3", "gpt_neo", "falcon_h1"])
+@pytest.mark.parametrize("name", ["opt", "bloom", "falcon_h1"])
 def test_padding_that_shifts_nothing_is_accelerated(name: str) -> None:
     model = architectures.build(name)
     ids = torch.tensor([architectures.prompt(20), [0] * 6 + architectures.prompt(14)])

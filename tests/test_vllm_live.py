@@ -96,7 +96,7 @@ def random_prompts(vocab: int) -> list[list[int]]:
 def texts(folder: str) -> list[list[int]]:
     """64 requests to copy and change a list."""
     tokenizer = read_tokenizer(folder, {})
-    things = (
+    things = [
         "apples",
         "bread",
         "cheese",
@@ -107,7 +107,7 @@ def texts(folder: str) -> list[list[int]]:
         "honey",
         "jam",
         "kale",
-    )
+    ]
     made = []
     for n in range(64):
         listed = "\n".join(f"- {1 + (n * i) % 9} {things[(n + i) % 10]}" for i in range(1, 7))
@@ -253,27 +253,15 @@ def test_predictions_come_by_extra_args(on_small: Vllm) -> None:
     assert found["stats"]["by_source"]["prediction"]["accepted"] > 1500
 
 
-@pytest.mark.parametrize(
-    ("drafter", "why"), [("pld_plus", "hidden states"), ("spectra", "probe tokens")]
-)
-def test_what_cannot_be_hosted_is_refused_at_the_start(
-    on_small: Vllm, drafter: str, why: str
-) -> None:
-    with pytest.raises(AssertionError, match=why):
-        on_small.run(drafter)
+def test_what_cannot_be_hosted_is_refused_at_the_start(on_small: Vllm) -> None:
+    with pytest.raises(AssertionError, match="hidden states"):
+        on_small.run("pld_plus")
 
 
 def test_a_real_model_answers_the_same(on_smollm2: Vllm) -> None:
     found = on_smollm2.run("auto")
     assert on_smollm2.same(found["answers"][0]) <= 3
     assert found["stats"]["accepted"] > 800
-
-
-def test_a_real_model_with_a_small_cache(on_smollm2: Vllm) -> None:
-    narrow = {"block_size": 32, "num_gpu_blocks_override": 40, "max_num_batched_tokens": 128}
-    found = on_smollm2.run("auto", llm=narrow)
-    assert found["metrics"]["vllm:num_preemptions"] > 0
-    assert on_smollm2.same(found["answers"][0]) <= 3
 
 
 def test_a_small_model_drafts_in_its_own_tokens(on_smollm2: Vllm) -> None:

@@ -10,12 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
-from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
-from draftsmith.core.loop import start, step
-from draftsmith.core.sampling import Distribution, TorchSampler
-from draftsmith.core.sequence import Sequence
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.attribution import Copy, Span, find_copies, spread
 from draftsmith.engine.engine import Engine
@@ -95,8 +91,15 @@ def test_copies_equal_their_sources(
 # ------------------------------------------------------------------------------ in the loop
 
 
-@pytest.mark.parametrize("spec", ["copyspec(gamma=1)", "prompt_lookup", "auto(logits=False)"])
-@pytest.mark.parametrize("shape", ["tree", "chain"])
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [
+        ("copyspec(gamma=1)", "tree"),
+        ("prompt_lookup", "tree"),
+        ("auto(logits=False)", "tree"),
+        ("auto(logits=False)", "chain"),
+    ],
+)
 def test_accepted_copies_are_traced(spec: str, shape: Any) -> None:
     target = ToyTarget(11, order=1, shape=shape)  # every answer ends in a loop
     traced = []
@@ -133,35 +136,6 @@ def test_the_loop_refuses_an_origin_outside_the_context() -> None:
     lying = Scripted(lambda ctx: Draft.chain([1], "liar", origins=[len(ctx.ids)]))
     with pytest.raises(DrafterError, match="got values from 2 to 2"):
         decode(ToyTarget(11), lying, [1, 2], 4)
-
-
-def test_every_row_of_a_batch_has_its_own_origins() -> None:
-    target = ToyTarget(11, order=1)
-    prompts = list(contract_prompts(11))[1:]
-
-    def sequence(prompt: list[int]) -> Sequence:
-        return Sequence(
-            prompt,
-            drafter=parse("copyspec(gamma=1)"),
-            budget=FixedBudget(6),
-            distribution=Distribution((), greedy=True),
-            sampler=TorchSampler.seeded(0),
-            vocab_size=11,
-            limit=20,
-        )
-
-    together = [sequence(prompt) for prompt in prompts]
-    alone = [sequence(prompt) for prompt in prompts]
-    for one in together:
-        start(one, target)
-    while not all(one.finished for one in together):
-        step([one for one in together if not one.finished], target)
-    for one in alone:
-        start(one, target)
-        while not one.finished:
-            step([one], target)
-    assert [s.origins for s in together] == [s.origins for s in alone]
-    assert any(s.origins for s in together)
 
 
 # ------------------------------------------------------------------------------ in the engine

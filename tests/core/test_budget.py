@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import random
 import weakref
@@ -41,15 +40,11 @@ def learn(budget: AutoBudget, accepted: float, steps: int) -> list[int]:
     return widths
 
 
-def curve(slope: float) -> CostCurve:
-    cost = CostCurve()
+def curve(slope: float, rows: int = 1) -> CostCurve:
+    cost = CostCurve().at(rows)
     for width in (0, *LADDER):
         cost.record(width, 1 + slope * width)
     return cost
-
-
-def test_nothing_is_drafted_before_a_plain_pass_was_measured() -> None:
-    assert AutoBudget(CostCurve()).next(1, 0) == 0
 
 
 def test_the_first_use_of_a_width_is_not_learned_as_its_price() -> None:
@@ -65,10 +60,6 @@ def test_the_first_use_of_a_width_is_not_learned_as_its_price() -> None:
             cost.record(8, 1.1)
             assert cost.points() == [(0.0, 1.0), (8, 1.1)]
     assert [budget.next(1, 0) >= 8 for budget in budgets] == [False, True]
-
-
-def test_success_widens() -> None:
-    assert learn(AutoBudget(curve(0.01)), 1.0, 40)[-1] == 64
 
 
 def test_failure_pauses_but_retries() -> None:
@@ -125,16 +116,6 @@ def test_a_drafter_that_needs_many_nodes_for_depth_gets_none_it_cannot_use() -> 
     assert last(lambda width: min(4, (width + 1) // 2)) == 8
 
 
-def test_expensive_passes_keep_drafts_short() -> None:
-    cheap = learn(AutoBudget(curve(0.01)), 0.6, 60)[-1]
-    costly = learn(AutoBudget(curve(0.5)), 0.6, 60)[-10:]
-    assert max(costly) < cheap
-
-
-def test_the_ceiling_is_kept() -> None:
-    assert max(learn(AutoBudget(curve(0.0), ceiling=10), 1.0, 50)) == 10
-
-
 def test_costs_are_interpolated_and_never_fall_with_width() -> None:
     cost = CostCurve()
     assert cost.relative(0) == 1.0
@@ -146,15 +127,6 @@ def test_costs_are_interpolated_and_never_fall_with_width() -> None:
     assert costs[4] == 1.25
     assert costs[8] == costs[16] == 1.5
     assert costs[64] > 2.0
-
-
-def test_a_slow_kernel_for_two_rows_is_no_reason_to_draft_nothing() -> None:
-    """As seen on a Zen 4: passes over 2, 4 and 6 rows took 1.23, 1.03 and 1.12 plain ones."""
-    cost = CostCurve()
-    for width, seconds in ((0, 1.0), (1, 1.23), (3, 1.03), (5, 1.12), (12, 1.58)):
-        cost.record(width, seconds)
-    assert cost.relative(1) == cost.relative(3) == 1.03
-    assert cost.relative(5) == pytest.approx(1.12)
 
 
 def test_a_rung_of_the_ladder_counts_as_the_mean_of_its_widths() -> None:
@@ -236,13 +208,6 @@ def test_one_interrupted_pass_is_no_news() -> None:
         cost.record(8, 1.0)
     cost.record(8, 100.0)
     assert cost.relative(8) < 1.3
-
-
-def test_batch_sizes_have_their_own_curves() -> None:
-    cost = curve(0.5)
-    assert not cost.at(4).knows_plain
-    cost.at(4).record(0, 1.0)
-    assert cost.at(4).knows_plain
 
 
 def test_e13_rows_that_were_not_measured_draft_by_the_nearest_that_were() -> None:
@@ -343,7 +308,6 @@ def test_e5_what_is_known_of_a_drafter_goes_with_it() -> None:
     assert cost.drafting(Named("new"), 4) == cost.drafting(drafter, 4) == 2.0
     gone = weakref.ref(drafter)
     del drafter
-    gc.collect()
     assert gone() is None
     assert cost.drafting(Named("new"), 4) == cost.opening(Named("new"), 10) == 0
 
@@ -398,13 +362,6 @@ def test_what_nodes_cost_in_a_shared_pass_is_no_gain() -> None:
 # --- one decision for a pass over several sequences -----------------------------------------------
 
 
-def recorded(slope: float, rows: int) -> CostCurve:
-    cost = CostCurve().at(rows)
-    for width in (0, *LADDER):
-        cost.record(width, 1 + slope * width)
-    return cost
-
-
 def taught(cost: CostCurve, accepted: int, steps: int = 12) -> AutoBudget:
     """A budget whose drafts of eight nodes held to the depth `accepted`."""
     budget = AutoBudget(cost)
@@ -414,20 +371,8 @@ def taught(cost: CostCurve, accepted: int, steps: int = 12) -> AutoBudget:
     return budget
 
 
-def todays_width(budget: AutoBudget) -> int:
-    """What one sequence's budget decided before passes were decided as a whole."""
-    best, best_rate = 0, 1.0
-    for rung in LADDER:
-        width = min(rung, budget.ceiling)
-        cost = budget.cost.relative(width) + budget.cost.drafting(budget.drafter, width)
-        rate = (1 + budget.expected(budget.reach(width))) / cost
-        if rate > best_rate * 1.01:
-            best, best_rate = width, rate
-    return best
-
-
-@pytest.mark.parametrize("slope", [0.0, 0.005, 0.02, 0.1, 0.5])
-@pytest.mark.parametrize("ceiling", [1, 5, 16, 64])
+@pytest.mark.parametrize("slope", [0.02, 0.5])
+@pytest.mark.parametrize("ceiling", [5, 64])
 def test_alone_a_pass_is_decided_as_its_sequence_decides(slope: float, ceiling: int) -> None:
     """On recorded outcomes, step by step, also for trees and for a drafter that takes its time."""
     rng = random.Random(1000 * slope + ceiling)
@@ -437,9 +382,8 @@ def test_alone_a_pass_is_decided_as_its_sequence_decides(slope: float, ceiling: 
     for reach in (int, lambda width: (width + 1) // 2):
         one, other = (AutoBudget(cost, ceiling, reach=reach, drafter=SLOW) for _ in range(2))
         for _ in range(80):
-            assert one.best_width() == todays_width(one)
             [width] = share([one])
-            assert width == other.next(1, 0)
+            assert width == other.next(1, 0) <= ceiling
             if width:
                 accepted = rng.choice([0, 0, 1, reach(width) // 2, reach(width)])
                 one.record(reach(width), accepted)
@@ -448,7 +392,7 @@ def test_alone_a_pass_is_decided_as_its_sequence_decides(slope: float, ceiling: 
 
 def test_nodes_go_where_they_hold() -> None:
     """A sequence whose drafts hold gets more than one whose drafts rarely do."""
-    cost = recorded(0.02, 3)
+    cost = curve(0.02, 3)
     good, fair, bad = taught(cost, 8), taught(cost, 2), taught(cost, 0)
     widths = share([good, fair, bad])
     assert widths[0] > widths[1] > 0
@@ -469,7 +413,7 @@ def test_a_pass_that_others_fill_leaves_less() -> None:
 
 
 def test_what_is_fixed_stays_fixed() -> None:
-    cost = recorded(0.02, 2)
+    cost = curve(0.02, 2)
     assert share([FixedBudget(7), FixedBudget(0)]) == [7, 0]
     assert share([FixedBudget(7), taught(cost, 8)])[0] == 7
 
@@ -494,8 +438,8 @@ def test_the_likeliest_nodes_of_all_drafts_are_picked() -> None:
         assert rate(picked) == pytest.approx(best)
 
 
-@pytest.mark.parametrize("node", [0.072, 0.109, 0.15, 0.5])
-@pytest.mark.parametrize("length", [64, 256, 1024])
+@pytest.mark.parametrize("node", [0.072, 0.109, 0.5])
+@pytest.mark.parametrize("length", [64, 1024])
 def test_e12_nodes_that_cost_much_are_not_spent_on_finding_out(node: float, length: int) -> None:
     """A node costs 11 % of a plain pass behind 7,000 tokens on a CPU, 3.5 % behind 256."""
     cost, nodes, tried = CostCurve().at(1, 7000), 0, 0

@@ -64,11 +64,6 @@ def test_first_branch_is_a_chain_of_the_tree(draft: Draft) -> None:
         assert chain.tokens[0] == draft.tokens[draft.parents.index(ROOT)]
 
 
-def test_copies_keep_their_origins() -> None:
-    assert Draft.chain([1, 2], "t").origins is None
-    assert Draft.chain([1, 2], "t", origins=range(7, 9)).origins == (7, 8)
-
-
 def test_chain_is_recognised() -> None:
     assert Draft.chain([1, 2, 3], "t").is_chain
     assert EMPTY.is_chain

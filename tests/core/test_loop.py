@@ -12,18 +12,19 @@ import torch
 
 import draftsmith.testing
 from draftsmith.core import loop
-from draftsmith.core.budget import AutoBudget, FixedBudget
+from draftsmith.core.budget import AutoBudget
 from draftsmith.core.cost import CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.loop import propose, start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
-from draftsmith.core.sequence import EndTokens, Sequence, Stalls
+from draftsmith.core.sequence import Sequence, Stalls, end_rule
 from draftsmith.core.target import RowOutput
 from draftsmith.core.tree import Continuation, merge
 from draftsmith.errors import DrafterError, DrafterStalled
 from draftsmith.testing import Scripted, ToyRow, ToyTarget, check_distribution, decode, plain
 from scripted import oracle, random_trees
+from sequences import run, sequence_of
 
 
 def test_full_acceptance_gives_one_more_than_was_drafted() -> None:
@@ -51,10 +52,8 @@ def test_stats_add_up() -> None:
 def test_a_finishing_guess_counts_as_accepted_but_is_not_cached() -> None:
     target = ToyTarget(11)
     answer = plain(target, [1], 20)
-    end = answer[4]
-    sequence = decode(target, oracle(answer), [1], 20, stop_rules=[EndTokens([end])])
+    sequence = decode(target, oracle(answer), [1], 20, stop_rules=[end_rule([answer[4]])])
     assert sequence.finish_reason == "stop"
-    assert sequence.row is not None
     assert sequence.row.pending == [sequence.ids[-1]]
     assert sequence.row.cached == len(sequence.ids) - 1
 
@@ -65,21 +64,10 @@ def test_batches_mix_drafters_and_rows_finish_alone() -> None:
     answers = [plain(target, p, 10 + 5 * i) for i, p in enumerate(prompts)]
     drafters = [oracle(answers[0], 3), Scripted(lambda _c: EMPTY), random_trees(near=answers[2])]
     sequences = [
-        Sequence(
-            prompt,
-            drafter=drafter,
-            budget=FixedBudget(6),
-            distribution=Distribution((), greedy=True),
-            sampler=TorchSampler.seeded(0),
-            vocab_size=11,
-            limit=len(answer),
-        )
+        sequence_of(prompt, drafter, len(answer))
         for prompt, drafter, answer in zip(prompts, drafters, answers, strict=True)
     ]
-    for sequence in sequences:
-        start(sequence, target)
-    while active := [s for s in sequences if not s.finished]:
-        step(active, target)
+    run(sequences, target)
     assert [s.ids[s.prompt_length :] for s in sequences] == answers
 
 
@@ -89,8 +77,7 @@ def test_chain_targets_get_the_first_branch_and_plain_ones_nothing() -> None:
     )
     chain, flat = ToyTarget(11, shape="chain"), ToyTarget(11, shape="plain")
     assert decode(chain, tree, [1], 20).ids[1:] == plain(chain, [1], 20)
-    sequence = decode(flat, tree, [1], 20)
-    assert sequence.stats.drafted == 0
+    assert decode(flat, tree, [1], 20).stats.drafted == 0
 
 
 def test_drafts_end_where_the_target_has_no_room() -> None:
@@ -98,14 +85,7 @@ def test_drafts_end_where_the_target_has_no_room() -> None:
     answer = plain(target, [1, 2], 28)
     sequence = decode(target, oracle(answer, 16), [1, 2], 28)
     assert sequence.ids[2:] == answer
-    assert sequence.row is not None
     assert sequence.row.cached < 30
-
-
-def test_a_draft_beyond_its_budget_is_an_error_not_a_cut() -> None:
-    wide = Scripted(lambda _ctx: Draft.chain([1] * 40, "greedy_one"))
-    with pytest.raises(DrafterError, match="greedy_one: a draft of 40 nodes exceeds"):
-        decode(ToyTarget(11), wide, [1], 20)
 
 
 def test_observe_sees_the_committed_ids_and_the_probes() -> None:
@@ -133,18 +113,7 @@ def test_observe_sees_the_committed_ids_and_the_probes() -> None:
 
 def test_costs_are_learnt_from_the_passes() -> None:
     target, cost = ToyTarget(11), CostCurve()
-    answer = plain(target, [1], 20)
-    sequence = Sequence(
-        [1],
-        drafter=oracle(answer),
-        budget=FixedBudget(0),
-        distribution=Distribution((), greedy=True),
-        sampler=TorchSampler.seeded(0),
-        vocab_size=11,
-        limit=20,
-    )
-    start(sequence, target)
-    step([sequence], target, cost)
+    run([sequence_of([1], oracle(plain(target, [1], 20)), 20, budget=0)], target, cost)
     assert cost.knows_plain
 
 
@@ -162,26 +131,14 @@ def test_e13_a_batch_that_shrinks_learns_its_costs_without_a_plain_pass_for_each
     """Eight requests took twice the passes that each took alone."""
 
     def passes(cost: CostCurve, together: bool) -> int:
-        target, sequences, made = ToyTarget(11), list[Sequence](), 0
+        target, sequences = ToyTarget(11), list[Sequence]()
         for number in range(8):
             answer = plain(target, [number], 40 + 8 * number)
-            sequences.append(
-                Sequence(
-                    [number],
-                    drafter=oracle(answer, 8),
-                    budget=AutoBudget(cost, 8),
-                    distribution=Distribution((), greedy=True),
-                    sampler=TorchSampler.seeded(0),
-                    vocab_size=11,
-                    limit=len(answer),
-                )
-            )
-            start(sequences[-1], target)
-        for members in [sequences] if together else [[one] for one in sequences]:
-            while going := [one for one in members if not one.finished]:
-                step(going, target, cost)
-                made += len(going)
-        return made
+            budget = AutoBudget(cost, 8)
+            sequences.append(sequence_of([number], oracle(answer, 8), len(answer), budget))
+        if together:
+            return run(sequences, target, cost)
+        return sum(run([one], target, cost) for one in sequences)
 
     cost = Told()
     alone = passes(cost, together=False)
@@ -192,17 +149,14 @@ def test_e13_a_batch_that_shrinks_learns_its_costs_without_a_plain_pass_for_each
 @pytest.mark.parametrize("greedy", [True, False], ids=["greedy", "sampled"])
 def test_banned_ids_are_never_emitted(greedy: bool) -> None:
     """Neither by the short cut nor by the walk."""
-    target = ToyTarget(5)
     answers = []
     for lazy in (False, True):
-        sequence = Sequence(
-            [1, 2], drafter=random_trees(2), budget=FixedBudget(6), sampler=TorchSampler.seeded(3),
-            distribution=Distribution((), greedy=greedy, lazy=lazy, banned=[0, 3]),
-            vocab_size=5, limit=60,
-        )  # fmt: skip
-        start(sequence, target)
-        while not sequence.finished:
-            step([sequence], target)
+        distribution = Distribution((), greedy=greedy, lazy=lazy, banned=[0, 3])
+        options: dict[str, Any] = {"distribution": distribution, "vocab_size": 5}
+        sequence = sequence_of(
+            [1, 2], random_trees(2), 60, sampler=TorchSampler.seeded(3), **options
+        )
+        run([sequence], ToyTarget(5))
         answers.append(sequence.ids[2:])
     assert answers[0] == answers[1]
     assert not {0, 3} & set(answers[0])
@@ -210,10 +164,8 @@ def test_banned_ids_are_never_emitted(greedy: bool) -> None:
 
 
 def test_a_distribution_leaves_the_logits_as_they_are() -> None:
-    distribution, logits = (
-        Distribution((), greedy=True, banned=[2]),
-        torch.arange(3.0).expand(4, 3).clone(),
-    )
+    distribution = Distribution((), greedy=True, banned=[2])
+    logits = torch.arange(3.0).expand(4, 3).clone()
     assert distribution.best(logits).tolist() == [1] * 4
     assert distribution.scores(None, logits[0]).argmax() == 1
     assert torch.equal(logits, torch.arange(3.0).expand(4, 3))
@@ -283,13 +235,9 @@ def test_guesses_that_do_not_pay_stay_out_of_the_pass_and_samples_never() -> Non
     for distributions in (None, [q] * 4):
         guess = Draft.chain([1, 2, 3, 4], "told", distributions)
         told = Scripted(lambda ctx, guess=guess: replace(guess, chances=chances).clip(ctx.budget))
-        sequence = Sequence(
-            [1], drafter=told, budget=AutoBudget(cost, 4),
-            distribution=Distribution((), greedy=distributions is None),
-            sampler=TorchSampler.seeded(0), vocab_size=11, limit=20,
-        )  # fmt: skip
-        sequence.budget.survival = [0.9] * 4  # type: ignore[attr-defined]
-        target = ToyTarget(11)
+        budget, greedy = AutoBudget(cost, 4), Distribution((), greedy=distributions is None)
+        budget.survival = [0.9] * 4
+        sequence, target = sequence_of([1], told, 20, budget, distribution=greedy), ToyTarget(11)
         start(sequence, target)
         sequence.open_drafter()
         [draft] = propose([sequence], [sequence], target)
@@ -297,6 +245,9 @@ def test_guesses_that_do_not_pay_stay_out_of_the_pass_and_samples_never() -> Non
     assert seen == [2, 4]
     with pytest.raises(DrafterError, match="chances must be 4 numbers from 0 to 1"):
         replace(guess, chances=(0.5,)).check(11, 4)
+
+
+# --- drafters that delay passes -------------------------------------------------------------------
 
 
 class Clock:
@@ -310,117 +261,98 @@ class Clock:
 
 
 class Slow(ToyTarget):
-    """Whose passes take `seconds`."""
+    """Its passes take `seconds` of `clock`."""
 
-    clock: Clock
-    seconds: float
+    def __init__(self, clock: Clock, seconds: float = 0.0) -> None:
+        super().__init__(11)
+        self.clock, self.seconds = clock, seconds
 
     def forward(self, *given: Any) -> Any:
         self.clock.now += self.seconds
         return super().forward(*given)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The loop's clock."""
+    made = Clock()
+    monkeypatch.setattr(loop, "perf_counter", made)
+    return made
+
+
+class Taking(Scripted):
+    """Drafts nothing; its n-th draft takes `seconds(n)`, counted from 1."""
+
+    def __init__(self, clock: Clock, seconds: abc.Callable[[int], float]) -> None:
+        asked: list[int] = []
+
+        def propose(ctx: Context) -> Draft:
+            asked.append(len(ctx.ids))
+            clock.now += seconds(len(asked))
+            return EMPTY
+
+        super().__init__(propose)
+        object.__setattr__(self, "asked", asked)
+
+    def answers(self, clock: Clock, count: int) -> list[Sequence]:
+        """Answers of four tokens, one after the other, by passes that take no time."""
+        stalls = Stalls()
+        found = [sequence_of([1, 2, 3], self, 4, 2, stalls=stalls) for _ in range(count)]
+        for sequence in found:
+            run([sequence], Slow(clock))
+        return found
+
+
 @pytest.mark.parametrize(
     ("drafting", "passing", "stalls"),
     [(10.0, 0.01, True), (4.9, 0.0, False), (10.0, 0.7, False), (60.0, 7.0, False)],
 )
-def test_a_drafter_that_holds_up_a_pass_is_asked_once_for_an_answer(
-    monkeypatch: pytest.MonkeyPatch, drafting: float, passing: float, stalls: bool
+def test_a_drafter_that_delays_a_pass_is_called_once_for_an_answer(
+    clock: Clock, drafting: float, passing: float, stalls: bool
 ) -> None:
-    """Ten seconds beside a pass that takes none; on a machine whose passes take long it may."""
-    clock, target, asked = Clock(), Slow(11), []
-    target.clock, target.seconds = clock, passing
-    monkeypatch.setattr(loop, "perf_counter", clock)
-    answer = plain(ToyTarget(11), [1], 9)
-
-    def stall(ctx: Context) -> Draft:
-        asked.append(len(ctx.ids))
-        clock.now += drafting
-        return Draft.chain(answer[len(ctx.ids) - 1 :][:1], "stalls")
-
+    """Ten seconds beside a pass that takes none; on a machine with slow passes it may."""
+    target, drafter = Slow(clock, passing), Taking(clock, lambda _: drafting)
     if stalls:
         with pytest.raises(DrafterStalled, match=r"drafting took 10\.0 s"):
-            decode(target, Scripted(stall), [1], 9)
-        assert asked == [1]
+            decode(target, drafter, [1], 9)
+        assert drafter.asked == [1]
         return
-    sequence = decode(target, Scripted(stall), [1], 9)
-    assert sequence.ids[1:] == answer
-    assert len(asked) == 4
+    sequence = decode(target, drafter, [1], 9)
+    assert sequence.ids[1:] == plain(ToyTarget(11), [1], 9)
+    assert len(drafter.asked) == 8
     assert sequence.stats.drafter_failures == 0
 
 
-def answers_of(drafter: Scripted, count: int, clock: Clock) -> list[Sequence]:
-    """Answers one after the other, by passes that take no time."""
-    target, stalls, found = Slow(11), Stalls(), []
-    target.clock, target.seconds = clock, 0.0
-    for _ in range(count):
-        sequence = Sequence(
-            [1, 2, 3], drafter=drafter, budget=FixedBudget(2), vocab_size=11, limit=4,
-            distribution=Distribution((), greedy=True), sampler=TorchSampler.seeded(0),
-            stalls=stalls,
-        )  # fmt: skip
-        start(sequence, target)
-        while not sequence.finished:
-            step([sequence], target)
-        found.append(sequence)
-    return found
-
-
-def test_e5_a_drafter_that_was_slow_once_is_asked_by_the_next_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A machine that was stopped for an hour, say."""
-    clock, asked = Clock(), []
-    monkeypatch.setattr(loop, "perf_counter", clock)
-
-    def slow_once(_ctx: Context) -> Draft:
-        asked.append(clock.now)
-        clock.now += 3600.0 if len(asked) == 3 else 0.0
-        return EMPTY
-
-    first, second = answers_of(Scripted(slow_once), 2, clock)
+def test_e5_a_drafter_that_was_slow_once_is_used_by_the_next_answer(clock: Clock) -> None:
+    """Such as on a machine that was stopped for an hour."""
+    drafter = Taking(clock, lambda n: 3600.0 if n == 3 else 0.0)
+    first, second = drafter.answers(clock, 2)
     assert isinstance(first.drafter_error, DrafterStalled)
     assert first.stats.drafter_failures == 1
     assert second.drafter_error is None
-    assert len(asked) == 3 + 3
+    assert len(drafter.asked) == 3 + 3
 
 
-def test_e5_a_drafter_that_stays_slow_is_asked_ever_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, asked, quick = Clock(), [], False
-    monkeypatch.setattr(loop, "perf_counter", clock)
-
-    def slow(_ctx: Context) -> Draft:
-        asked.append(clock.now)
-        clock.now += 0.0 if quick else 10.0
-        return EMPTY
-
-    drafter = Scripted(slow)
-    found = answers_of(drafter, 100, clock)
-    assert len(asked) == 7, "after 0, 1, 3, 7, 15 and 31 answers without it"
-    for sequence in found:
+def test_e5_a_drafter_that_stays_slow_is_used_ever_less(clock: Clock) -> None:
+    drafter = Taking(clock, lambda _: 10.0)
+    for sequence in drafter.answers(clock, 100):
         assert isinstance(sequence.drafter_error, DrafterStalled)
         assert sequence.stats.drafter_failures == 1
         assert sequence.stats.tokens == 4
+    assert len(drafter.asked) == 7, "after 0, 1, 3, 7, 15 and 31 answers without it"
 
 
-def test_e5_who_gets_quick_again_is_asked_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, asked = Clock(), []
-    monkeypatch.setattr(loop, "perf_counter", clock)
-
-    def mostly_quick(_ctx: Context) -> Draft:
-        asked.append(clock.now)
-        clock.now += 10.0 if len(asked) % 10 == 1 else 0.0
-        return EMPTY
-
-    found = answers_of(Scripted(mostly_quick), 20, clock)
-    stalled = [sequence for sequence in found if sequence.drafter_error is not None]
-    assert len(stalled) == sum(1 for n in range(len(asked)) if n % 10 == 0), "no answer rested"
+def test_e5_a_drafter_that_gets_quick_again_is_used_as_before(clock: Clock) -> None:
+    drafter = Taking(clock, lambda n: 10.0 if n % 10 == 1 else 0.0)
+    stalled = [one for one in drafter.answers(clock, 20) if one.drafter_error is not None]
+    slow = sum(1 for n in range(len(drafter.asked)) if n % 10 == 0)
+    assert len(stalled) == slow, "no answer skipped it"
 
 
-def test_what_a_drafter_compiles_and_reads_is_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, target, compiled = Clock(), Slow(11), Clock()
-    target.clock, target.seconds = clock, 0.0
-    monkeypatch.setattr(loop, "perf_counter", clock)
+def test_time_of_compiling_and_of_reading_the_prompt_does_not_count(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = Clock()
     monkeypatch.setattr(loop, "compiling", compiled)
 
     def compiles(_ctx: Context) -> Draft:
@@ -428,18 +360,10 @@ def test_what_a_drafter_compiles_and_reads_is_its_own_time(monkeypatch: pytest.M
         compiled.now += 26.0
         return EMPTY
 
-    assert decode(target, Scripted(compiles), [1], 4).stats.drafter_failures == 0
-
-    def reads(ctx: Context) -> Draft:
-        clock.now += 30.0 if len(ctx.ids) == ctx.prompt_length else 0.0
-        return EMPTY
-
-    sequence = Sequence(
-        [1, 2, 3], drafter=Scripted(reads), budget=FixedBudget(2), vocab_size=11, limit=3,
-        distribution=Distribution((), greedy=True), sampler=TorchSampler.seeded(0),
-    )  # fmt: skip
+    assert decode(Slow(clock), Scripted(compiles), [1], 4).stats.drafter_failures == 0
+    sequence = sequence_of([1, 2, 3], Taking(clock, lambda n: 30.0 if n == 1 else 0.0), 3, 2)
+    target = Slow(clock, 26.0)
     start(sequence, target)
-    target.seconds = 26.0
     step([sequence], target, take=[2])
     target.seconds = 0.0
     step([sequence], target)
@@ -447,25 +371,16 @@ def test_what_a_drafter_compiles_and_reads_is_its_own_time(monkeypatch: pytest.M
     assert sequence.drafter_error is None
 
 
-def test_one_that_waits_before_it_fails_is_not_asked_for_each_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock, target, asked = Clock(), ToyTarget(11), []
-    monkeypatch.setattr(loop, "perf_counter", clock)
+def test_a_drafter_that_waits_before_it_fails_is_not_called_for_each_alone(clock: Clock) -> None:
+    asked = []
 
     def times_out(ctx: Context) -> Draft:
         asked.append(len(ctx.ids))
         clock.now += 10.0
         raise TimeoutError("nobody answers")
 
-    drafter = Scripted(times_out)
-    sequences = [
-        Sequence(
-            [1] * n, drafter=drafter, budget=FixedBudget(2), vocab_size=11, limit=3,
-            distribution=Distribution((), greedy=True), sampler=TorchSampler.seeded(0),
-        )
-        for n in (1, 2, 3)
-    ]  # fmt: skip
+    drafter, target = Scripted(times_out), ToyTarget(11)
+    sequences = [sequence_of([1] * n, drafter, 3, 2) for n in (1, 2, 3)]
     for sequence in sequences:
         start(sequence, target)
     step(sequences, target)

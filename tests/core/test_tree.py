@@ -35,46 +35,6 @@ def test_branches_keep_their_order() -> None:
     assert merge([]) == merge(unweighted([], [1])[:1]) == EMPTY
 
 
-def test_shared_nodes_belong_to_the_first() -> None:
-    guesses = [("b", [1, 2, 3]), ("f", [1, 2, 4]), ("f", [5]), ("f", [1])]
-    draft = merge([Continuation(tokens, name) for name, tokens in guesses])
-    assert draft.tokens == (1, 2, 3, 4, 5)
-    assert draft.source == ("b", "b", "b", "f", "f")
-
-
-def test_copies_keep_their_origins() -> None:
-    branches, origins = [[1, 2, 3], [1, 2, 4], [5]], [[7, 8, 9], [20, 21, 22], None]
-    given = [Continuation(b, "t", None, o) for b, o in zip(branches, origins, strict=True)]
-    merged = merge(given)
-    assert merged.origins == (7, 8, 9, 22, -1)
-    assert merge(given, 2).origins == (7, 8)
-    merged.check(10, 8, length=23)
-
-
-def test_the_heaviest_go_first_and_equal_ones_as_they_were_given() -> None:
-    tree = merge(
-        [
-            Continuation([1, 2], "a", [0.5, 0.1]),
-            Continuation([3, 4], "b", [0.4, 0.3]),
-            Continuation([5], "b", 0.3),
-        ]
-    )
-    assert paths(tree) == [(1,), (3,), (3, 4), (5,), (1, 2)]
-    assert tree.source == ("a", "b", "b", "b", "a")
-
-
-def test_weights_add_up_but_never_above_the_parent() -> None:
-    tree = merge(
-        [
-            Continuation([1, 2], "a", [0.5, 0.1]),
-            Continuation([3, 4], "b", [0.4, 0.9]),
-            Continuation([3], "c", 0.2),
-        ]
-    )
-    # 3 weighs 0.6 together, and 4 no more than that, whatever was said.
-    assert paths(tree) == [(3,), (3, 4), (1,), (1, 2)]
-
-
 def test_leaves_are_bounded_and_beginnings_are_none() -> None:
     given = unweighted([1, 2], [1], [1, 2, 3], [1, 4], [5, 6], [7])
     assert paths(merge(given, branches=1)) == [(1,), (1, 2), (1, 2, 3)]

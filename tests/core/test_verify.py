@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, ROOT, Draft, Proposal
 from draftsmith.core.sampling import Distribution
-from draftsmith.core.verify import choose, verify, verify_greedy
+from draftsmith.core.verify import Verification, choose, verify, verify_greedy
 from draftsmith.testing import (
     Enumerated,
     ToyTarget,
@@ -26,6 +26,15 @@ from draftsmith.testing import (
 def distribution64(*weights: float) -> Tensor:
     p = torch.tensor(weights, dtype=torch.float64)
     return p / p.sum()
+
+
+def verified(
+    draft: Draft, target: ToyTarget, sampler: Enumerated, *, greedy: bool = False
+) -> Verification:
+    """The verification of a draft after id 0."""
+    logits = target.forward([target.open([0])], [draft])[0].logits
+    distribution = Distribution((), greedy=greedy)
+    return verify(draft, logits, distribution, sampler, lambda: None, lambda *_: False)
 
 
 def run(target: ToyTarget, draft: Draft, sampler: Enumerated, length: int) -> tuple[int, ...]:
@@ -109,7 +118,7 @@ class Lazy:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("draws", [0, 1, 3])
+@pytest.mark.parametrize("draws", [0, 2])
 def test_lazy_distributions_keep_the_distribution(name: str, draws: int) -> None:
     target = ToyTarget(3, lambda k: distribution64(0, 0.4, 0.6) if k == (0,) else P, order=1)
 
@@ -143,31 +152,12 @@ def test_a_lazy_residual_takes_one_draw_per_proposal_on_average() -> None:
     assert mean == pytest.approx(1 - unfinished + 3 * rejected * unfinished, abs=1e-9)
 
 
-def test_all_drafts_accepted_when_q_is_p() -> None:
+@pytest.mark.parametrize("q", [P, distribution64(0.1, 0.6, 0.3)], ids=["p equals q", "different"])
+def test_acceptance_is_one_minus_total_variation(q: Tensor) -> None:
     target = ToyTarget(3, lambda _k: P, order=1)
 
     def accepted(sampler: Enumerated) -> int:
-        draft = sampled_chain([P, P], sampler)
-        logits = target.forward([target.open([0])], [draft])[0].logits
-        distribution = Distribution((), greedy=False)
-        return len(
-            verify(draft, logits, distribution, sampler, lambda: None, lambda *_: False).path
-        )
-
-    assert enumerate_distribution(accepted)[2] == pytest.approx(1.0, abs=1e-12)
-
-
-def test_acceptance_is_one_minus_total_variation() -> None:
-    q = distribution64(0.1, 0.6, 0.3)
-    target = ToyTarget(3, lambda _k: P, order=1)
-
-    def accepted(sampler: Enumerated) -> int:
-        draft = sampled_chain([q], sampler)
-        logits = target.forward([target.open([0])], [draft])[0].logits
-        distribution = Distribution((), greedy=False)
-        return len(
-            verify(draft, logits, distribution, sampler, lambda: None, lambda *_: False).path
-        )
+        return len(verified(sampled_chain([q], sampler), target, sampler).path)
 
     expected = float(torch.minimum(P, q).sum())
     assert enumerate_distribution(accepted)[1] == pytest.approx(expected, abs=1e-12)
@@ -208,20 +198,6 @@ def test_dropping_a_sampled_token_for_its_value_breaks_the_distribution() -> Non
         assert_same_distribution(distribution, exact_distribution(target, [0], 1))
 
 
-def test_misreported_distribution_breaks_the_distribution() -> None:
-    """A draft made by arg-max but labelled with its soft-max is not lossless (trap 4)."""
-    target = ToyTarget(3, lambda _k: P, order=1)
-    q = distribution64(0.4, 0.35, 0.25)
-
-    def experiment(sampler: Enumerated) -> tuple[int, ...]:
-        return run(target, Draft.chain([0], "liar", [q]), sampler, 1)
-
-    with pytest.raises(AssertionError, match="distribution differs"):
-        assert_same_distribution(
-            enumerate_distribution(experiment), exact_distribution(target, [0], 1)
-        )
-
-
 @st.composite
 def trees(draw: st.DrawFn) -> Draft:
     size = draw(st.integers(0, 7))
@@ -243,29 +219,13 @@ def test_guess_trees_keep_the_distribution(draft: Draft, seed: int) -> None:
 @settings(max_examples=100, deadline=None)
 def test_greedy_short_cut_equals_the_walk(draft: Draft, seed: int) -> None:
     target = ToyTarget(3, order=2, seed=seed)
-    logits = target.forward([target.open([0, 1])], [draft])[0].logits
-    lazy = verify(
-        draft, logits, Distribution((), greedy=True), Enumerated(()), lambda: None, lambda *_: False
-    )
+    logits = target.forward([target.open([0])], [draft])[0].logits
+    lazy = verified(draft, target, Enumerated(()), greedy=True)
     fast = verify_greedy(draft, logits.argmax(-1).tolist(), lambda *_: False)
     assert lazy == fast
 
 
 def test_guesses_spend_one_draw_per_token() -> None:
-    target = ToyTarget(3, order=1)
-    draft = Draft.chain([0, 1, 2, 0], "guess")
-    logits = target.forward([target.open([0])], [draft])[0].logits
     sampler = Enumerated(())
-    verification = verify(
-        draft, logits, Distribution((), greedy=False), sampler, lambda: None, lambda *_: False
-    )
+    verification = verified(Draft.chain([0, 1, 2, 0], "guess"), ToyTarget(3, order=1), sampler)
     assert len(sampler.taken) == len(verification.tokens)
-
-
-def test_the_ending_token_stays_out_of_the_path() -> None:
-    """The cache never holds the last committed token, even if a draft node carried it."""
-    draft = Draft.chain([1, 2, 0], "guess")
-    verification = verify_greedy(draft, [1, 2, 0, 1], lambda token, _: token == 2)
-    assert verification.tokens == (1, 2)
-    assert verification.path == (0,)
-    assert verification.accepted == 2

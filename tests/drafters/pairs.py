@@ -13,7 +13,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, Sampler, SamplingParams
-from draftsmith.core.sequence import EndTokens, Sequence
+from draftsmith.core.sequence import Sequence, end_rule
 from draftsmith.core.target import Shape
 from draftsmith.drafters.draft_model.draft_model import ALGORITHMS, DraftModel
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
@@ -164,7 +164,7 @@ def sequence(
         sampler=sampler,
         vocab_size=target.vocab_size,
         limit=length,
-        stop_rules=[EndTokens(ends)],
+        stop_rules=[end_rule(ends)],
         sampling=params,
     )
     started.context.sampler = sampler

@@ -134,17 +134,13 @@ class AutoBudget:
         """
         self.drafter = drafter
         self.cost = cost
-        self.ceiling = ceiling
+        self.width = ceiling
         self.reach = reach
         self.survival: list[float] = [0.7, 0.55, 0.45, 0.4]
         self._attempts = 0
         self._pause = 0
         self._pause_length = 1
         self._probed = False
-
-    @property
-    def width(self) -> int:
-        return self.ceiling
 
     def next(self, rows: int, context: int) -> int:
         return self.best_width() or self.retry if self.awake(rows, context) else 0
@@ -160,7 +156,7 @@ class AutoBudget:
     @property
     def retry(self) -> int:
         """Nodes of a draft that tests whether drafting pays again."""
-        widths = sorted({min(width, RETRY_WIDTH, self.ceiling) for width in self.cost.widths})
+        widths = sorted({min(width, RETRY_WIDTH, self.width) for width in self.cost.widths})
         useful = [width for width in widths if self.reach(width)] or widths[-1:]
         paid = [width for width in useful if self.cost.relative(width) <= 1 + RETRY_COST]
         return max(paid, default=useful[0])
@@ -173,7 +169,7 @@ class AutoBudget:
         """Yield (tokens, nodes) that each wider draft adds to the one before."""
         width, tokens = 0, 0.0
         for rung in self.cost.widths:
-            wider = min(rung, self.ceiling)
+            wider = min(rung, self.width)
             if wider == width:
                 return
             more = self.expected(self.reach(wider))

@@ -24,7 +24,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
 from draftsmith.core.reading import read
 from draftsmith.core.sequence import PUT_ASIDE, TOGETHER, Sequence
-from draftsmith.core.stats import TARGET, Step, guesses
+from draftsmith.core.stats import TARGET, guesses
 from draftsmith.core.target import REST, Row, RowOutput, Target, ahead
 from draftsmith.core.verify import Verification, verify, verify_greedy
 from draftsmith.errors import DrafterError, DrafterStalled
@@ -45,9 +45,7 @@ SMALLER = "a pass over a part of the prompt failed and was repeated with a small
 
 def start(sequence: Sequence, target: Target[Any]) -> None:
     """Open a row for a new sequence, without computing anything."""
-    if sequence.row is None:
-        sequence.row = target.open(sequence.ids, sequence.needs)
-    sequence.stats.reused_tokens = sequence.row.cached
+    sequence.row = target.open(sequence.ids, sequence.needs)
 
 
 def unread(sequence: Sequence, target: Target[Any]) -> bool:
@@ -63,7 +61,7 @@ def step(
     target: Target[Any],
     cost: CostCurve | None = None,
     take: abc.Sequence[int] | None = None,
-) -> list[Step]:
+) -> None:
     """Run one target pass for all `sequences`, which are started and not finished.
 
     `take` is the number of pending tokens (at least 1) that the pass reads for each sequence; None
@@ -75,9 +73,8 @@ def step(
     Never raises `Exception`. After a KeyboardInterrupt the sequences cannot continue.
     """
     if not sequences:
-        return []
+        return
     begin = perf_counter()
-    before = [sequence.generated for sequence in sequences]
     takes = [len(s.row.pending) for s in sequences] if take is None else [*take]
     whole = [s for s, n in zip(sequences, takes, strict=True) if n == len(s.row.pending)]
     decoding = [sequence for sequence in whole if not unread(sequence, target)]
@@ -108,10 +105,6 @@ def step(
             seconds.target += (passed - drafted) / len(sequences)
             seconds.verify += judging / len(sequences)
     give_up(decoding, passed - drafted)
-    return [
-        Step(tuple(s.ids[s.prompt_length + n :]), tuple(s.sources[n:]))
-        for s, n in zip(sequences, before, strict=True)
-    ]
 
 
 def cached(sequences: abc.Sequence[Sequence]) -> int:
@@ -415,14 +408,10 @@ def learn(sequence: Sequence, draft: Draft, output: RowOutput, verification: Ver
         sequence.drafts.append(guesses(draft, verification))
     if len(draft):  # a draft of probes alone counts, because it costs time
         sequence.budget.record(draft.depth, len(verification.path), len(draft))
-    sequence.sources += sources(draft, verification)
+    for node in verification.nodes:
+        sequence.sources.append(TARGET if node is None else draft.source[node])
     if sequence.state is not None:
         try:
             sequence.state.observe(sequence.context, Outcome(draft, verification, output))
         except Exception as error:
             sequence.put_aside(error)
-
-
-def sources(draft: Draft, verification: Verification) -> tuple[str, ...]:
-    """Return the source of each emitted token."""
-    return tuple(TARGET if node is None else draft.source[node] for node in verification.nodes)

@@ -67,7 +67,9 @@ class SamplingParams:
             raise OptionError(
                 f"temperature must be 0 (greedy) or at least 1e-30, got {self.temperature}"
             )
-        if not isinstance(self.stop, tuple | list) or not all(map(_is_text, self.stop)):
+        if not isinstance(self.stop, tuple | list) or not all(
+            isinstance(one, str) and one for one in self.stop
+        ):
             raise OptionError(f"stop must be non-empty strings, got {shown(self.stop)}")
         self._set("stop_token_ids", tuple(token_ids("stop_token_ids", self.stop_token_ids)))
         self._set("logit_bias", _checked_bias(self.logit_bias))
@@ -96,10 +98,6 @@ _NUMBERS: dict[str, tuple[type, dict[str, Any]]] = {
     "seed": (int, {"least": -(2**63), "most": 2**64 - 1, "note": "or None"}),
 }
 """Option → its type and its bounds, as arguments of `number`."""
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value != ""
 
 
 def _checked_bias(given: object) -> dict[int, float]:
@@ -217,7 +215,7 @@ class Distribution:
         processors: Sequence[Processor],
         *,
         greedy: bool,
-        lazy: bool | None = None,
+        lazy: bool = False,
         needs_ids: bool = True,
         banned: Sequence[int] = (),
     ) -> None:
@@ -225,7 +223,7 @@ class Distribution:
         self.greedy = greedy
         self.banned = list(banned)
         """Ids that are never emitted; they depend on no prefix, so they do not require `lazy`."""
-        self.lazy = bool(self.processors) if lazy is None else lazy
+        self.lazy = lazy or bool(self.processors)
         """Whether positions must be scored one by one, in order, each with its own prefix."""
         self.needs_ids = needs_ids and bool(self.processors)
         """Whether some processor reads the prefix."""
@@ -274,11 +272,10 @@ class Distribution:
             cutting.append(partial(top_p, p=p.top_p))
         if p.temperature and p.min_p:
             cutting.append(partial(min_p, p=p.min_p))
-        chosen = [*reading, *cutting]
         return cls(
-            chosen,
+            [*reading, *cutting],
             greedy=p.temperature == 0,
-            lazy=bool(chosen) or p.logprobs,
+            lazy=p.logprobs,
             needs_ids=bool(reading),
             banned=banned,
         )
@@ -289,15 +286,12 @@ class Distribution:
         return Distribution(
             (watcher, *self.processors),
             greedy=self.greedy,
-            lazy=True,
             needs_ids=self.needs_ids,
             banned=self.banned,
         )
 
     def scores(self, ids: Tensor | None, logits: Tensor) -> Tensor:
-        """Return (1, V) processed scores for (V,) raw logits of a node with the prefix `ids` (1,
-        T).
-        """
+        """Return (1, V) processed scores for a node's (V,) raw logits; `ids` (1, T): its prefix."""
         # A copy, because processors may write in place and drafters receive the raw logits.
         exact = logits.dtype == torch.float64
         # On the device of the ids, as in `generate`: a device map may put logits elsewhere.
@@ -328,6 +322,10 @@ class Distribution:
     def probs(self, scores: Tensor) -> Tensor:
         """Return (V,) probabilities for (1, V) scores."""
         return scores.softmax(-1)[0]
+
+
+GREEDY = Distribution((), greedy=True)
+"""The best token of the raw logits."""
 
 
 class Sampler(Protocol):

@@ -14,7 +14,14 @@ from torch import Tensor
 from draftsmith.core.budget import Budget, FixedBudget, OpenBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.sampling import Distribution, Gumbel, Sampler, SamplingParams, TorchSampler
+from draftsmith.core.sampling import (
+    GREEDY,
+    Distribution,
+    Gumbel,
+    Sampler,
+    SamplingParams,
+    TorchSampler,
+)
 from draftsmith.core.stats import TARGET, Guess, Stats
 from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.core.verify import Verification
@@ -24,7 +31,6 @@ StopRule = Callable[["Sequence", Tensor | None], "str | None"]
 """Called after each emitted token, which is the last of `sequence.ids`; returns a finish reason or
 None."""
 
-
 PUT_ASIDE = "the drafter failed; the rest of the answer is decoded plainly"
 TOGETHER = "drafting for several answers at once failed and was repeated for each answer alone"
 NOT_CLOSED = "closing the drafter's state failed"
@@ -32,14 +38,10 @@ OF_DRAFTER = (PUT_ASIDE, TOGETHER, NOT_CLOSED)
 """Notices about errors of drafters, which may be third-party code."""
 
 
-class EndTokens:
-    """Stop rule for end-of-sequence ids."""
-
-    def __init__(self, ids: abc.Sequence[int]) -> None:
-        self.ids = frozenset(ids)
-
-    def __call__(self, sequence: Sequence, _scores: Tensor | None, /) -> str | None:
-        return "stop" if sequence.ids[-1] in self.ids else None
+def end_rule(ids: abc.Iterable[int]) -> StopRule:
+    """Return the stop rule for end-of-sequence ids."""
+    ends = frozenset(ids)
+    return lambda sequence, _scores: "stop" if sequence.ids[-1] in ends else None
 
 
 @dataclass(slots=True)
@@ -80,10 +82,10 @@ class Sequence:
         *,
         drafter: Drafter,
         budget: Budget,
-        distribution: Distribution,
-        sampler: Sampler,
         vocab_size: int,
         limit: int,
+        distribution: Distribution = GREEDY,
+        sampler: Sampler | None = None,
         stop_rules: abc.Sequence[StopRule] = (),
         sampling: SamplingParams | None = None,
         prediction: abc.Sequence[int] = (),
@@ -100,7 +102,7 @@ class Sequence:
         self.drafter = drafter
         self.budget = budget
         self.distribution = distribution
-        self.sampler = sampler
+        self.sampler = sampler or TorchSampler()
         self.limit = limit
         """Maximum number of new tokens; drafts never exceed it."""
         self.needs = needs
@@ -215,12 +217,6 @@ class Sequence:
                 self.stats.drafter_failures += 1
                 self.drafter_error = self.drafter_error or error
                 self.note(NOT_CLOSED, error)
-
-    @property
-    def settled(self) -> bool:
-        """Whether every new token has a source; False during a pass and after an interrupted
-        one."""
-        return len(self.sources) == self.generated
 
     def settle_failed(self) -> None:
         """Attribute the tokens of a failed pass to the target and count the pass."""

@@ -1,4 +1,4 @@
-"""Output of a step, and the cost of generating a sequence."""
+"""The cost of generating a sequence: passes, tokens, drafts and seconds."""
 
 from __future__ import annotations
 
@@ -15,16 +15,6 @@ TARGET = "target"
 """Source of tokens that no draft contained."""
 PREDICTION = "prediction"
 """Source of nodes that were copied from the request's prediction, by any drafter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Output of one step for one sequence."""
-
-    tokens: tuple[int, ...]
-    """Newly committed token ids."""
-    sources: tuple[str, ...]
-    """Source of each token: a drafter's name, or `TARGET`."""
 
 
 class Guess(NamedTuple):
@@ -160,10 +150,9 @@ class Stats:
         for node in verification.nodes:
             if node is not None:
                 self.by_source[draft.source[node]].accepted += 1
-        if (
-            verification.nodes[-1] is not None
-        ):  # the answer ended at a node: its descendants are unread
-            descendants = {verification.nodes[-1]}
+        last = verification.nodes[-1]
+        if last is not None:  # the answer ended at a node: its descendants are unread
+            descendants = {last}
             for node, parent in enumerate(draft.parents[:size]):
                 if parent in descendants:
                     descendants.add(node)

@@ -107,7 +107,6 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
 
     def __init__(self, sequence: TextSequence, call: Call) -> None:
         self._job, self._call = sequence, call
-        self._exhausted = False
 
     def __repr__(self) -> str:
         result = self.result
@@ -121,8 +120,8 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
         with partial_results([sequence]):
             while not (sequence.pieces or call.ended):
                 call.step()
-            if not (sequence.pieces or call.closed or self._exhausted):
-                self._exhausted = True
+            if not (sequence.pieces or call.closed):
+                call.close()  # so that a failure is raised once
                 raise_failures([sequence])
         if not sequence.pieces:
             raise StopIteration

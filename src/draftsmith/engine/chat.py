@@ -110,14 +110,13 @@ class Chat:
         last, self._last = self._last, None
         if last is None or (state := last.state) is None:
             return
-        old, new = last, sequence
-        before, now = old.context, new.context
+        before, now = last.context, sequence.context
         same = before.prediction == now.prediction and before.earlier is now.earlier
-        if old.drafter == new.drafter and same:
-            sync(state, old.ids, new.ids)
-            new.state, old.state = state, None
+        if last.drafter == sequence.drafter and same:
+            sync(state, last.ids, sequence.ids)
+            sequence.state, last.state = state, None
         else:
-            old.close_drafter()
+            last.close_drafter()
 
     def _keep(self, sequence: TextSequence, history: list[dict[str, Any]], healthy: bool) -> None:
         """Add a turn's answer to the history, and keep its sequence for the next turn."""

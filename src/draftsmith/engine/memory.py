@@ -57,8 +57,7 @@ def need(sequences: Sequence[TextSequence], runner: Runner, kept: Sequence[int] 
 
 
 def _alone(sequence: TextSequence, runner: Runner) -> Need:
-    sequence, loaded = sequence, runner.loaded
-    width = sequence.budget.width
+    loaded, width = runner.loaded, sequence.budget.width
     positions = sequence.prompt_length + sequence.limit + width
     hidden = int(getattr(loaded.config, "hidden_size", 0) or 0)
     return Need(

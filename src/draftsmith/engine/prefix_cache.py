@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from draftsmith.core.drafter import common_prefix
-from draftsmith.engine.autocast import autocast_mode
 from draftsmith.engine.sequence import TextSequence
 from draftsmith.model.fingerprint import state
 from draftsmith.model.runner import Runner
@@ -78,13 +79,7 @@ class PrefixCache:
         reached = [runner.reach(row, common_tokens(row.ids, sequence)) for row, _ in candidates]
         common = max(reached, default=0)
         if common < LEAST:
-            if (
-                max(
-                    (common_tokens(row.ids, sequence) for row, kept in candidates if kept),
-                    default=0,
-                )
-                >= LEAST
-            ):
+            if any(kept and common_tokens(row.ids, sequence) >= LEAST for row, kept in candidates):
                 self._say(sequence, runner.loaded.capabilities.rereads)
             return
         row, kept = candidates[reached.index(common)]
@@ -131,13 +126,8 @@ class PrefixCache:
 
     def coming(self, sequence: TextSequence, waiting: Sequence[TextSequence]) -> bool:
         """Whether an earlier sequence is computing the beginning of this one, so it can wait."""
-        needs = sequence.needs
-        if (
-            sequence not in waiting
-            or not self.most
-            or not self.runner.copies
-            or needs.attention_heads
-        ):
+        sharing = self.most and self.runner.copies and not sequence.needs.attention_heads
+        if not sharing or sequence not in waiting:
             return False
         earlier = [j for j in waiting[: waiting.index(sequence)] if j.key == sequence.key]
         shared = [(common_tokens(j.ids, sequence), j.row.cached) for j in earlier]
@@ -183,6 +173,16 @@ class PrefixCache:
         """Remove and close a kept row."""
         self._kept.remove(kept)
         self.runner.close(kept.row)
+
+
+def autocast_mode(device: torch.device) -> tuple[tuple[str, torch.dtype], ...]:
+    """Return (device type, dtype) pairs with autocast in this thread, for a model on `device`."""
+    kinds = dict.fromkeys(("cpu", device.type))
+    return tuple(
+        (kind, torch.get_autocast_dtype(kind))
+        for kind in kinds
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    )
 
 
 def common_tokens(ids: list[int], sequence: TextSequence) -> int:

@@ -18,7 +18,7 @@ from draftsmith.core.budget import Budget, FixedBudget
 from draftsmith.core.cost import CostCurve
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Distribution, Gumbel, Processor, SamplingParams, TorchSampler
-from draftsmith.core.sequence import EndTokens, Stalls
+from draftsmith.core.sequence import Stalls, end_rule
 from draftsmith.core.target import Needs
 from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.engine.sequence import TextSequence
@@ -123,7 +123,7 @@ class Drafting:
     ) -> Drafting:
         """Bind a drafter to a model; this may load another model."""
         bound = drafter.bind(model.facts)
-        made = cls(model, bound, needs_of(bound, model), checked_budget(budget), cost)
+        made = cls(model, bound, needs_of(bound, model), budget, cost)
         end_team()  # binding may have run passes; the next ones may run in another thread
         return made
 
@@ -206,7 +206,7 @@ class Request:
         self, prompts: abc.Sequence[Any], n: int = 1, *, streaming: bool = False
     ) -> list[TextSequence]:
         """Create `n` sequences per prompt, with the seeds seed, seed+1, … and copied processors."""
-        encoded = []
+        encoded, tokenizer = [], self.drafting.model.tokenizer
         for index, prompt in enumerate(prompts):
             try:
                 ids = self.encode(prompt)
@@ -216,7 +216,6 @@ class Request:
                 raise PromptError(f"prompt {index} of {len(prompts)}: {error}") from error
             # A text is continued. The answer to messages, and perhaps to ids, begins a new text.
             goes_on = isinstance(prompt, str) or text.continues(prompt, self.template)
-            tokenizer = self.drafting.model.tokenizer
             encoded.append((ids, text.last_written(tokenizer, ids) if goes_on else ()))
         if len(encoded) * n == 1:
             return [self.sequence(*encoded[0], streaming=streaming)]
@@ -268,7 +267,7 @@ class Request:
             ),
             limit=limit if room is None else min(limit, room - len(ids)),
             # The text comes first: the token that ends an answer may complete a stop string.
-            stop_rules=[*([stream] if stream is not None else []), EndTokens([*ends, *stop_ids])],
+            stop_rules=[*([stream] if stream is not None else []), end_rule([*ends, *stop_ids])],
             sampling=params,
             prediction=self.prediction,
             draft_seed=None if params.seed is None else (params.seed ^ DRAFT_SEED) % 2**63,

@@ -6,14 +6,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from math import inf
 from time import sleep
 
 from draftsmith.core.cost import CostCurve
-from draftsmith.engine.autocast import autocast_mode
 from draftsmith.engine.memory import need
-from draftsmith.engine.prefix_cache import PrefixCache
+from draftsmith.engine.prefix_cache import PrefixCache, autocast_mode
 from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import OptionError
 from draftsmith.model.loaded import LoadedModel
@@ -114,27 +112,14 @@ class Resources:
     """A model and what its passes share; schedulers are created and dropped."""
 
     def __init__(
-        self,
-        model: LoadedModel,
-        cost: CostCurve,
-        memory: float = inf,
-        prefixes: int = 0,
+        self, model: LoadedModel, cost: CostCurve, memory: float = inf, prefixes: int = 0
     ) -> None:
         """`memory`: maximum bytes of all sequences. `prefixes`: number of finished rows to keep."""
         self.model, self.cost, self.memory = model, cost, memory
         self.turns = Turns()
         self.prefixes = PrefixCache(Runner(model, rewinds=False), prefixes)
         self.admitted: list[TextSequence] = []
-        """Jobs of all schedulers that have a row."""
-
-    def new_runner(self) -> Runner:
-        """Return a scheduler's runner: the shared one if rows are kept, else a new one.
-
-        Without kept rows, the model may have changed since the last call.
-        """
-        if self.prefixes.most:
-            return self.prefixes.runner
-        return Runner(self.model, rewinds=False)
+        """Sequences of all schedulers that have a row."""
 
     def check(self, sequence: TextSequence) -> None:
         """Raise OptionError for a sequence that can never fit into memory, or cannot be exact."""
@@ -192,10 +177,6 @@ class Resources:
             sequence.close_drafter()
         if sequence in self.admitted:
             self.admitted.remove(sequence)
-
-    def retire_later(self, sequence: TextSequence, runner: Runner, sound: bool) -> None:
-        """Call `retire` now, or after the running pass."""
-        self.turns.between(partial(self.retire, sequence, runner, sound))
 
     @property
     def reserved(self) -> float:

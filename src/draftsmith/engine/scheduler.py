@@ -8,6 +8,7 @@ is plain code for one thread at a time; `Resources.turns` serializes the passes 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from threading import get_ident
 from time import perf_counter
 
@@ -16,6 +17,7 @@ from draftsmith.engine.chunked_prefill import ChunkedPrefill
 from draftsmith.engine.resources import Resources
 from draftsmith.engine.sequence import TextSequence
 from draftsmith.model.load import check_mode
+from draftsmith.model.runner import Runner
 
 _STALL = (
     "this model reads a prompt in one pass: other answers waited for a prompt of {} "
@@ -29,7 +31,9 @@ class Scheduler:
     def __init__(self, resources: Resources, max_batch: int) -> None:
         """`max_batch`: maximum number of sequences in a pass."""
         self.resources, self.max_batch = resources, max_batch
-        self.runner = resources.new_runner()
+        # Without kept rows, the model may have changed since the last call.
+        kept = resources.prefixes.most
+        self.runner = resources.prefixes.runner if kept else Runner(resources.model, rewinds=False)
         self.waiting: deque[TextSequence] = deque()
         self.running: list[TextSequence] = []
         self._passes = 0
@@ -68,7 +72,8 @@ class Scheduler:
         After an interrupt it may be called again.
         """
         if sequence in self.running:
-            self.resources.retire_later(sequence, self.runner, sound)
+            retire = partial(self.resources.retire, sequence, self.runner, sound)
+            self.resources.turns.between(retire)
             self.running.remove(sequence)
         if sequence in self.waiting:
             self.waiting.remove(sequence)

@@ -86,7 +86,7 @@ class TextSequence(Sequence):
     def book(self) -> None:
         """Create pieces for the tokens since the last call."""
         now = perf_counter() - self.began
-        if not self.settled:  # a pass was interrupted
+        if len(self.sources) < self.generated:  # a pass was interrupted
             return
         new, texts, held = range(self.booked[0], self.generated), list[str](), ""
         if not new:

@@ -19,7 +19,6 @@ from draftsmith.core.cost import RecordedCost
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, sync
 from draftsmith.core.loop import learn, propose
-from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.sequence import Sequence
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import ModelFacts, RowOutput, Shape
@@ -188,13 +187,11 @@ class Host:
 
     def _open(self, row: Row, asked: Asked) -> Sequence:
         cost, drafter = self.cost, self.drafter
+        # Greedy: the host only gets the drafter's best tokens, whatever its sampling.
         sequence = Sequence(
             row.ids[: asked.prompt_length].tolist(),
             drafter=drafter,
             budget=FixedBudget(self._width) if cost is None else drafter.auto_budget(cost),
-            # The host only gets the drafter's best tokens, whatever its sampling.
-            distribution=Distribution((), greedy=True),
-            sampler=TorchSampler.seeded(0),
             vocab_size=self.model.vocab_size,
             limit=asked.limit,
             prediction=asked.prediction,

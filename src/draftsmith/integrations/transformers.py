@@ -185,37 +185,37 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         self._told: set[Hashable] = set()
         self._passes: dict[Any, str | None] = {}
         """(prepare method, padded) → why such calls are not accelerated."""
-        self._drafting: Drafting | None = None
-        self._resources: Resources | None = None
+        self._bound: tuple[Drafting, Resources] | None = None
         self._binding = RLock()
         """Held while the drafter is bound, so that two first calls load its model only once."""
 
-    # Not `functools.cached_property`: before Python 3.12 all instances of a class share its lock.
     @property
     def drafting(self) -> Drafting:
         """The drafter, bound to this model."""
-        with self._binding:
-            if self._drafting is None:
-                assert self._loaded is not None  # such calls do not get here
-                cost = new_cost(self._loaded)
-                self._drafting = Drafting.of(self._loaded, self.drafter, self.budget, cost)
-            return self._drafting
+        return self._bind()[0]
 
     @property
     def resources(self) -> Resources:
         """Resources of all calls of this model, in all threads. No rows are kept between calls."""
+        return self._bind()[1]
+
+    # Not `functools.cached_property`: before Python 3.12 all instances of a class share its lock.
+    def _bind(self) -> tuple[Drafting, Resources]:
         with self._binding:
-            if self._resources is None:
-                self._resources = Resources(self.drafting.model, self.drafting.cost)
-            return self._resources
+            if self._bound is None:
+                assert self._loaded is not None  # such calls do not get here
+                cost = new_cost(self._loaded)
+                drafting = Drafting.of(self._loaded, self.drafter, self.budget, cost)
+                self._bound = drafting, Resources(self._loaded, cost)
+            return self._bound
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the bound drafter: a copied model may change before its use."""
-        bound = ("_drafting", "_resources", "_passes", "_binding")
-        return {name: value for name, value in vars(self).items() if name not in bound}
+        own = ("_bound", "_passes", "_binding")
+        return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _drafting=None, _resources=None, _passes={}, _binding=RLock())
+        vars(self).update(state, _bound=None, _passes={}, _binding=RLock())
 
     def __exit__(self, *_exception: object) -> None:
         self.restore()
@@ -361,12 +361,9 @@ class Observer:
         self.criteria = criteria
         self.streamer = streamer
         self.config = config
-        self._wanted = bool(config.return_dict_in_generate)
-        self.scores = self._collected(config.output_scores)
-        self.logits = self._collected(config.output_logits)
-
-    def _collected(self, asked: bool) -> tuple[Tensor, ...] | None:
-        return () if self._wanted and asked else None
+        self._wanted = wanted = bool(config.return_dict_in_generate)
+        self.scores: tuple[Tensor, ...] | None = () if wanted and config.output_scores else None
+        self.logits: tuple[Tensor, ...] | None = () if wanted and config.output_logits else None
 
     def __call__(self, sequence: Sequence, scores: Tensor | None) -> str | None:
         if self.scores is not None and scores is not None:
@@ -404,7 +401,7 @@ class Observer:
         moved = loaded.device != ids.device or loaded.dtype == torch.float64
         chain: list[Processor] = [self._receive] if moved or self.logits is not None else []
         chain += [processors] if len(processors) else []
-        lazy = bool(chain) or self.scores is not None
+        lazy = self.scores is not None
         return Distribution(chain, greedy=not self.config.do_sample, lazy=lazy)
 
     def _receive(self, ids: Tensor, scores: Tensor) -> Tensor:

@@ -151,11 +151,19 @@ class Proposer:
 
     @cached_property
     def samples_wrongly(self) -> bool:
-        """Whether requests that sample get no drafts.
+        """Whether temperatures of drafted tokens are wrong (vllm#55005): sampling gets no drafts.
 
         Tested late, because vLLM 0.29 has CPU kernels only after making the proposer.
         """
-        return _samples_wrongly()
+        from vllm.platforms import current_platform
+        from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
+
+        if not current_platform.is_cpu():
+            return False
+        values = torch.tensor([0.5, 2.0], device="cpu")
+        ends = torch.tensor([1, 3], dtype=torch.int32, device="cpu")
+        found: list[float] = expand_batch_to_tokens(values, ends, 3).tolist()
+        return found != [0.5, 2.0, 2.0]
 
     def propose(
         self,
@@ -355,19 +363,6 @@ def _samples(record: Any) -> bool:
     """Whether a request samples its tokens."""
     params = record.sampling_params
     return params is not None and params.temperature > 0
-
-
-def _samples_wrongly() -> bool:
-    """Test whether temperatures of drafted tokens are wrong (vllm#55005)."""
-    from vllm.platforms import current_platform
-    from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens
-
-    if not current_platform.is_cpu():
-        return False
-    values = torch.tensor([0.5, 2.0], device="cpu")
-    ends = torch.tensor([1, 3], dtype=torch.int32, device="cpu")
-    found: list[float] = expand_batch_to_tokens(values, ends, 3).tolist()
-    return found != [0.5, 2.0, 2.0]
 
 
 @cache
