@@ -14,7 +14,7 @@ from draftsmith.core.draft import ROOT, Draft
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
-from draftsmith.model.windows import windows_by_layer
+from draftsmith.model.windows import first_visible, windows_by_layer
 
 TOLERANCE = 1e-5
 """Absolute, in float32, on logits of a few units."""
@@ -98,7 +98,7 @@ def check_cache(runner: Runner, row: Any, ids: list[int]) -> None:
             assert not row.rewinds
             window = windows[index % len(windows)]
             assert window is not None
-            assert row.cached - kept <= window.first(row.cached)
+            assert row.cached - kept <= first_visible(window, row.cached)
         for buffer, new_buffer in zip(mine, new, strict=True):
             assert buffer.shape[1] == kept
             torch.testing.assert_close(buffer, new_buffer[:, -kept:], rtol=0, atol=TOLERANCE)
@@ -117,19 +117,16 @@ def check_step(
     rows: dict[int, Any],
     ids: dict[int, list[int]],
     drafts: dict[int, Draft],
-    *,
-    logits: bool = True,
 ) -> None:
     """One pass over some of the rows, in the order of `drafts`; all it leaves is compared.
 
-    A random part of each draft is accepted, and joins the row's `ids`. `logits`: compare them, too.
+    A random part of each draft is accepted, and joins the row's `ids`.
     """
     here = [rows[i] for i in drafts]
     outputs = runner.forward(here, list(drafts.values()))
     accepted = {i: accept(rng, draft) for i, draft in drafts.items()}
-    if logits:
-        for (i, draft), output in zip(drafts.items(), outputs, strict=True):
-            check_logits(runner.loaded.model, ids[i], draft, output.logits)
+    for (i, draft), output in zip(drafts.items(), outputs, strict=True):
+        check_logits(runner.loaded.model, ids[i], draft, output.logits)
     paths, emitted = zip(*accepted.values(), strict=True)
     runner.commit(here, paths, emitted)
     for i, (_, tokens) in accepted.items():

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numba
 import pytest
 from numba.core import caching
 
@@ -93,14 +92,3 @@ def test_seconds_of_compiling_are_known(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert compiled.compiling() == first
     call(2.5)
     assert compiled.compiling() > first
-
-
-def test_digests_tell_functions_apart() -> None:
-    called = compiled.inner(twice)
-
-    def calls(number: int) -> int:
-        return called(number)
-
-    assert compiled.digest(twice) == compiled.digest(twice)
-    assert compiled.digest(twice) != compiled.digest(calls)
-    assert isinstance(called, numba.core.dispatcher.Dispatcher)

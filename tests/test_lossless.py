@@ -92,12 +92,20 @@ def random_prompts(vocab: int, count: int) -> list[list[int]]:
     return prompts
 
 
+FEW = ["auto", "copyspec", "lookahead"]
+"""Drafters that try another architecture of a shape that all drafters have tried."""
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_architectures(name: str) -> None:
-    """Eight random prompts with a tiny random model of each architecture."""
-    model = build(name)
-    engine = Engine.from_pretrained(model)
-    ties = compare(engine, random_prompts(90, 8), 24, bare_names())
+    """Random prompts with a tiny random model of each architecture.
+
+    What a drafter does depends on the target's shape only: all try one of trees and one of chains.
+    """
+    engine = Engine.from_pretrained(build(name))
+    every = name in ("llama", "bloom")
+    prompts = random_prompts(90, 8)[:: 1 if every else 2]
+    ties = compare(engine, prompts, 24, bare_names() if every else FEW, alone=2)
     assert ties <= 2, f"{ties} ties are too many to be luck"
 
 
@@ -110,15 +118,6 @@ def texts(data: Path, count: int) -> list[str]:
             record = json.loads(line)
             found.append(record["turns"][0] if "turns" in record else record["question"])
     return found[:count]
-
-
-@pytest.mark.slow
-def test_stories_on_60_prompts(shared_data: Path) -> None:
-    engine = Engine.from_pretrained(shared_data / "weights" / "stories260K", dtype="float32")
-    tokenizer = engine.model.tokenizer
-    prompts = [tokenizer(text)["input_ids"][:300] for text in texts(shared_data, 60)]
-    assert len(prompts) == 60
-    assert compare(engine, prompts, 48, bare_names(), alone=6) <= 2
 
 
 @pytest.mark.slow

@@ -6,18 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from both import GREEDY, MANY, SAMPLED, Both, default_device, like_mps, mapped, on
 from transformers import AutoModelForCausalLM
 
-import tiny
 from architectures import VOCAB, build
-from draftsmith import accelerate
 from draftsmith.engine.engine import Engine
 from heads import random_head, save, save_with_module
 
 LAYERS = (1, 3, 4)
-HEADS = ["eagle3(model=HEAD)", "eagle3(model=HEAD, sample=True)", "auto(head=eagle3(model=HEAD))"]
+HEADS = ["eagle3(model=HEAD, sample=True)", "auto(head=eagle3(model=HEAD))"]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +25,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def asked(both: Both, drafter: str) -> None:
     """Greedy, sampled and in a batch, with drafts that are verified."""
-    options: dict[str, Any] = {"drafter": drafter, "max_new_tokens": 16, "budget": 6}
+    options: dict[str, Any] = {"drafter": drafter, "max_new_tokens": 10, "budget": 6}
     found = [r for more in (GREEDY, SAMPLED) for r in both.generate(MANY[1], **options, **more)]
     found += both.generate(MANY, **options, **GREEDY)
     assert sum(result.stats.drafted for result in found)
@@ -63,7 +60,7 @@ def test_a_head_over_a_device_map(device: str, second: str, head: str, drafter: 
     asked(engines_of(model, there), drafter.replace("HEAD", head))
 
 
-@pytest.mark.parametrize("where", ["cpu", "device", "second"])
+@pytest.mark.parametrize("where", ["cpu", "second"])
 def test_a_head_beside_a_default_device(
     request: pytest.FixtureRequest, device: str, head: str, where: str
 ) -> None:
@@ -77,8 +74,11 @@ def test_a_head_beside_a_default_device(
     assert not any(r.stats.drafter_failures for r in found)
 
 
-@pytest.mark.parametrize("case", [("qwen2", "mimo"), ("deepseek_v3", "deepseek"),
-                                  ("qwen3_next", "qwen")], ids=lambda case: case[0])  # fmt: skip
+@pytest.mark.parametrize("case", [
+    ("qwen2", "mimo"),
+    pytest.param(("deepseek_v3", "deepseek"), marks=pytest.mark.slow),
+    pytest.param(("qwen3_next", "qwen"), marks=pytest.mark.slow),
+], ids=lambda case: case[0])  # fmt: skip
 def test_a_head_in_the_targets_checkpoint(
     device: str, case: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -90,40 +90,3 @@ def test_a_head_in_the_targets_checkpoint(
         pytest.skip("; ".join(capabilities.reasons))
     for drafter in ("mtp", "auto(head=mtp)"):
         asked(both, drafter)
-
-
-@pytest.mark.parametrize("drafter", HEADS)
-def test_accelerate_with_a_head(device: str, head: str, drafter: str) -> None:
-    passes = []
-    for where in ("cpu", device):
-        model = on(where, build("llama", num_hidden_layers=5))
-        ids = torch.tensor([MANY[1]], device=where)
-        options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12,
-                   "do_sample": False}  # fmt: skip
-        plain = model.generate(ids, **options)
-        with accelerate(model, drafter.replace("HEAD", head), budget=6) as handle:
-            assert torch.equal(plain, model.generate(ids, **options))
-        assert handle.last_notice is None
-        assert handle.stats is not None
-        assert not handle.stats.drafter_failures
-        passes.append((handle.stats.passes, handle.stats.drafted))
-    assert passes[0] == passes[1]
-
-
-@pytest.mark.parametrize("drafter", HEADS[:1] + HEADS[2:])
-def test_streams_and_chats_with_a_head(device: str, folder: Path, tmp_path: Path,
-                                       drafter: str) -> None:  # fmt: skip
-    tensors = random_head(64, len(tiny.tokenizer()), 40, reads=2)
-    drafter = drafter.replace("HEAD", save(tmp_path, tensors, layer_ids=(1, 2)))
-    told = []
-    for where in ("cpu", device):
-        engine = Engine.from_pretrained(folder, device=where, prepack=False)
-        options: dict[str, Any] = {"drafter": drafter, "budget": 6, "temperature": 0.0}
-        stream = engine.stream("the quick brown", max_new_tokens=24, **options)
-        pieces = [(piece.text, piece.token, piece.source) for piece in stream]
-        chat = engine.chat(max_new_tokens=8, **options)
-        turns = [chat.send("hello"), chat.send("again")]
-        results = [stream.result, *turns]
-        assert not any(r.stats.drafter_failures for r in results)
-        told.append([pieces, [(r.text, r.tokens, r.stats.passes) for r in results]])
-    assert told[0] == told[1]

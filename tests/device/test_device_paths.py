@@ -27,7 +27,7 @@ from both import (
 )
 
 import tiny
-from architectures import CHAINS, RECURRENT, TREES, build, prompt
+from architectures import TREES, build, prompt
 from draftsmith import accelerate
 from draftsmith.core.draft import EMPTY
 from draftsmith.drafters.draft_model.draft_model import DraftModel
@@ -50,13 +50,13 @@ def test_every_registered_drafter_is_tried() -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_every_drafter(engines: Both, folder: Path, drafter: str) -> None:
     """Greedy, sampled and in a batch; with a fixed budget, since clocks decide about others."""
-    options = {"drafter": named(drafter, folder), "max_new_tokens": 20, "budget": 8}
+    options = {"drafter": named(drafter, folder), "max_new_tokens": 14, "budget": 8}
     engines.generate(IDS, **options, **GREEDY)
     engines.generate(IDS, **options, **SAMPLED)
     engines.generate(MANY, **options, **GREEDY)
 
 
-@pytest.mark.parametrize("drafter", ["none", "auto", "spectra(N=3, W=4, G=4)"])
+@pytest.mark.parametrize("drafter", ["none", "auto"])
 @pytest.mark.usefixtures("simulated")
 def test_batches_of_samples(engines: Both, drafter: str) -> None:
     options = {"drafter": drafter, "max_new_tokens": 12, "budget": 6}
@@ -139,7 +139,7 @@ def test_a_processor_of_the_callers_own(engines: Both) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["same", "other", "cpu", "target on the CPU"])
+@pytest.mark.parametrize("kind", ["other", "target on the CPU"])
 @pytest.mark.parametrize("algorithm", ["standard", "union", "tli", "slem", "slrs"])
 def test_draft_models_anywhere(
     engines: Both, device: str, second: str, algorithm: str, kind: str
@@ -148,7 +148,7 @@ def test_draft_models_anywhere(
     if algorithm != "standard":
         tokenizer = tiny.tokenizer(BYTES if algorithm == "slrs" else SMALL)
         small.resize_token_embeddings(len(tokenizer))
-    place = {"other": second, "cpu": "cpu"}.get(kind, device)
+    place = second if kind == "other" else device
     target = engines.cpu if kind == "target on the CPU" else engines.device
 
     options: Any = {"algorithm": algorithm, "confidence": 0, "tokens": 3}
@@ -202,12 +202,8 @@ def test_accelerate(device: str, options: dict[str, Any]) -> None:
 def test_accelerate_a_padded_batch(device: str) -> None:
     model = on(device, tiny.model())
     ids = torch.tensor([[0] * 5 + IDS[:12], IDS[:17]], device=device)
-    asked = {"attention_mask": (ids != 0).long(), "max_new_tokens": 12, "do_sample": False}
-    plain = model.generate(ids, **asked)
-    with accelerate(model) as handle:
-        fast = model.generate(ids, **asked)
-    assert handle.last_notice is None
-    assert torch.equal(plain, fast)
+    options = {"attention_mask": (ids != 0).long(), "do_sample": False}
+    same_accelerated(model, model, ids, [options])
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
@@ -216,9 +212,9 @@ def test_parts_of_a_prompt_need_no_mask(
 ) -> None:
     """Where no window ends, so that torch's causal kernels can be used."""
     model = build(name, max_position_embeddings=1024)
-    made, outputs = list[Window | None](), []
+    made, outputs = list[Window](), []
 
-    def counted(span: Span, first: int, window: Window | None = None) -> torch.Tensor:
+    def counted(span: Span, first: int, window: Window = None) -> torch.Tensor:
         made.append(window)
         return visible(span, first, window)
 
@@ -251,7 +247,7 @@ def test_d2_a_device_map_packs(spread: Both) -> None:
     assert (found.shape, found.attention, found.cache) == ("tree", "draftsmith", "packed")
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma3_text", "gpt_oss", "starcoder2"])
+@pytest.mark.parametrize("name", ["gpt2", "gpt_oss"])
 def test_d2_other_architectures_pack_over_either_order_of_devices(
     device: str, second: str, name: str
 ) -> None:
@@ -264,7 +260,7 @@ def test_d2_other_architectures_pack_over_either_order_of_devices(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drafter", [d for d in DRAFTERS if "CORPUS" not in d and "sdsat" not in d])
+@pytest.mark.parametrize("drafter", [d for d in DRAFTERS if d.startswith(("pld_plus", "auto"))])
 def test_a_device_map(spread: Both, folder: Path, drafter: str) -> None:
     options = {"drafter": named(drafter, folder), "max_new_tokens": 16, "budget": 8}
     spread.generate(IDS, **options, **GREEDY)
@@ -290,13 +286,7 @@ FEW = ("qwen2", "gemma3_text", "gpt_oss", "deepseek_v3", "gpt_neo", "qwen3_next"
 """Architectures that differ most in what their passes compute."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in FEW else pytest.mark.slow)
-        for name in (*TREES, *CHAINS, *RECURRENT)
-    ],
-)
+@pytest.mark.parametrize("name", FEW)
 def test_every_architecture(device: str, name: str) -> None:
     model = build(name)
     cpu, there = Engine.from_pretrained(model), Engine.from_pretrained(on(device, model))
@@ -305,6 +295,6 @@ def test_every_architecture(device: str, name: str) -> None:
         expected = replace(expected, reasons=there.model.capabilities.reasons)
     assert there.model.capabilities == expected
     drafter = "auto" if name in TREES else "copyspec(gamma=2)"
-    options = {"drafter": drafter, "max_new_tokens": 20, "budget": 8}
+    options = {"drafter": drafter, "max_new_tokens": 14, "budget": 8}
     same(cpu.generate(IDS, **options), there.generate(IDS, **options))
     same(cpu.generate(MANY, **options), there.generate(MANY, **options))

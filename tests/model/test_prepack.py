@@ -54,28 +54,6 @@ def test_results_are_those_of_the_layer(
     assert (after.float() - before.float()).abs().max() <= tolerance
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_parameters_and_state_are_still_there(keep: bool) -> None:
-    model = layer(torch.float32)
-    state = {name: value.clone() for name, value in model.state_dict().items()}
-    count = sum(p.numel() for p in model.parameters())
-    packed_or_skip(model, keep)
-    assert sum(p.numel() for p in model.parameters()) == count
-    after = model.state_dict()
-    assert after.keys() == state.keys()
-    for name, value in state.items():
-        assert torch.equal(after[name], value)
-
-
-def test_the_plain_weight_is_given_up_or_kept() -> None:
-    kept, given = layer(torch.float32), layer(torch.float32)
-    packed_or_skip(kept, keep=True)
-    packed_or_skip(given, keep=False)
-    assert not kept[0].weight.is_mkldnn
-    assert given[0].weight.is_mkldnn
-    assert torch.equal(given[0].dense(), kept[0].weight)
-
-
 def test_a_weight_shared_with_the_embeddings_stays_one() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(80, 96), nn.Linear(96, 80, bias=False))
@@ -87,15 +65,6 @@ def test_a_weight_shared_with_the_embeddings_stays_one() -> None:
     assert sum(p.numel() for p in model.parameters()) == count
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert copied[1].weight is copied[0].weight
-
-
-def test_undo_puts_the_very_layers_back() -> None:
-    model = layer(torch.float32)
-    before = model[0]
-    done = packed_or_skip(model)
-    assert model[0] is not before
-    done.undo()
-    assert model[0] is before
 
 
 def test_what_is_no_plain_layer_is_left_alone() -> None:
@@ -146,15 +115,6 @@ def test_other_types_and_autocast_fall_back_to_the_plain_product() -> None:
         assert torch.equal(model(x), before)
 
 
-def test_copies_and_pickles() -> None:
-    model = layer(torch.float32)
-    x = torch.randn((3, 96))
-    packed_or_skip(model, keep=False)
-    expected = model(x)
-    assert torch.equal(copy.deepcopy(model)(x), expected)
-    assert torch.equal(pickle.loads(pickle.dumps(model))(x), expected)
-
-
 def test_a_model_saved_after_packing_is_the_model(tmp_path: Path) -> None:
     model = copy.deepcopy(tiny.model())
     packed_or_skip(model, keep=False)
@@ -162,17 +122,6 @@ def test_a_model_saved_after_packing_is_the_model(tmp_path: Path) -> None:
     again = type(model).from_pretrained(tmp_path)
     for name, value in tiny.model().state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
-
-
-def test_a_kept_weight_may_be_written_to() -> None:
-    model = layer(torch.float32)
-    model.requires_grad_(False)
-    packed_or_skip(model)
-    x = torch.randn((3, 96))
-    before = model(x)
-    model[0].weight.mul_(2)
-    model[0].bias.mul_(2)
-    torch.testing.assert_close(model(x), 2 * before)
 
 
 class Neighbours(nn.Module):
@@ -242,17 +191,6 @@ def test_no_group_takes_what_another_one_left_at_an_input() -> None:
     torch.testing.assert_close(second(x), expected)
 
 
-def test_a_kept_group_follows_writes_to_any_of_its_weights() -> None:
-    model, x = Neighbours().requires_grad_(False), torch.randn((3, 96))
-    packed_or_skip(model)
-    before = model(x)
-    model.k_proj.weight.mul_(2)
-    model.k_proj.bias.mul_(2)
-    after = model(x)
-    torch.testing.assert_close(after[1], 2 * before[1])
-    torch.testing.assert_close([after[0], *after[2:]], [before[0], *before[2:]])
-
-
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("assigned", ["state", "weight"])
 def test_a_kept_group_follows_what_is_assigned(assigned: str, bias: bool) -> None:
@@ -271,8 +209,10 @@ def test_a_kept_group_follows_what_is_assigned(assigned: str, bias: bool) -> Non
     plain.load_state_dict(state)
     torch.testing.assert_close(copy.deepcopy(model)(x), plain(x))
     torch.testing.assert_close(model(x), plain(x))
-    model.k_proj.weight.mul_(2)
-    plain.k_proj.weight.mul_(2)
+    for one in (model, plain):
+        one.k_proj.weight.mul_(2)
+        if bias:
+            one.k_proj.bias.mul_(2)
     torch.testing.assert_close(model(x), plain(x))
     done.undo()
     assert model.k_proj is layer
@@ -331,11 +271,10 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if isinstance(m, nn.Linear | PackedLinear)]
 
 
-@pytest.mark.parametrize("drafter", ["none", "auto"])
-def test_engines_pack_what_they_load(folder: Path, drafter: str) -> None:
+def test_engines_pack_what_they_load(folder: Path) -> None:
     packed_or_skip(layer(torch.float32))
-    engine = Engine.from_pretrained(folder, drafter=drafter)
-    plain = Engine.from_pretrained(folder, drafter=drafter, prepack=False)
+    engine = Engine.from_pretrained(folder)
+    plain = Engine.from_pretrained(folder, prepack=False)
     assert all(isinstance(m, PackedLinear) for m in layers_of(engine.model.model))
     assert not any(isinstance(m, PackedLinear) for m in layers_of(plain.model.model))
     assert engine.model.prepacked is not None

@@ -12,7 +12,6 @@ from typing import Any
 import peft
 import pytest
 import torch
-from accelerate.hooks import ModelHook, add_hook_to_module
 from torch import Tensor
 
 from architectures import TREES, build, prompt
@@ -168,29 +167,9 @@ def test_runners_in_several_threads_record_their_own() -> None:
 # What the user does to the model after it was loaded
 
 
-def edit_a_weight(model: Any) -> None:
-    with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight.mul_(2)
-
-
-def edit_a_norm(model: Any) -> None:
-    norm = model.model.layers[0].input_layernorm
-    norm.variance_epsilon = 0.1
-    norm.register_forward_hook(lambda _module, _inputs, output: output * 2)
-
-
-def exchange_a_norm(model: Any) -> None:
-    model.model.layers[0].input_layernorm = torch.nn.LayerNorm(64)
-
-
 def replace_a_weight(model: Any) -> None:
     own = model.model.layers[0].self_attn.q_proj
     own.weight = torch.nn.Parameter(own.weight.detach() * 2)
-
-
-def load_other_weights(model: Any) -> None:
-    other = {name: value * 1.5 for name, value in model.state_dict().items()}
-    model.load_state_dict(other, assign=True)
 
 
 def add_a_hook(model: Any) -> None:
@@ -203,21 +182,7 @@ def exchange_a_block(model: Any) -> None:
     model.model.layers[1] = build("llama", intermediate_size=48).model.layers[1]
 
 
-def exchange_an_inner_module(model: Any) -> None:
-    model.model.layers[1].self_attn.o_proj = torch.nn.Linear(64, 64)
-
-
-def drop_a_block(model: Any) -> None:
-    del model.model.layers[1]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        edit_a_weight, replace_a_weight, load_other_weights, add_a_hook,
-        edit_a_norm, exchange_a_norm, exchange_a_block, exchange_an_inner_module, drop_a_block,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [replace_a_weight, add_a_hook, exchange_a_block])
 def test_a_change_of_the_model_is_a_change_of_our_passes(change: Callable[[Any], None]) -> None:
     loaded = load(build("llama"))
     before = check(loaded)
@@ -226,7 +191,7 @@ def test_a_change_of_the_model_is_a_change_of_our_passes(change: Callable[[Any],
     assert not torch.equal(check(loaded), before)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_an_engine_goes_on_when_a_block_is_removed(name: str) -> None:
     model = build(name)
     engine = Engine.from_pretrained(model, drafter="prompt_lookup")
@@ -284,15 +249,3 @@ def test_adapters_may_come_change_and_go() -> None:
 
 def lora() -> peft.LoraConfig:
     return peft.LoraConfig(target_modules=["q_proj", "v_proj"], r=4, task_type="CAUSAL_LM")
-
-
-def with_accelerate(model: Any) -> None:
-    add_hook_to_module(model.model.layers[0], ModelHook())
-
-
-def test_a_model_with_a_replaced_forward_verifies_trees_too() -> None:
-    model = build("llama")
-    with_accelerate(model)
-    loaded = load(model)
-    assert (loaded.capabilities.shape, loaded.capabilities.reasons) == ("tree", ())
-    check(loaded)

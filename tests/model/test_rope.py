@@ -125,7 +125,8 @@ def test_dynamic_scaling_decodes_as_the_model_alone(length: int) -> None:
 
 
 def test_no_tree_where_llama4_would_scale_it_by_slot() -> None:
-    loaded = load(build("llama4_text", max_position_embeddings=2048, floor_scale=512))
+    long = {"max_position_embeddings": 2048, "attention_chunk_size": 512, "floor_scale": 512}
+    loaded = load(build("llama4_text", **long))
     assert "depends on slots" in loaded.capabilities.reasons[0]
     assert loaded.capabilities.shape == "chain"
 
@@ -155,24 +156,15 @@ def test_a_copied_prefix_has_the_angles_of_its_new_row(made: Any) -> None:
         check_logits(made(), ids, EMPTY, runner.forward([row], [EMPTY])[0].logits)
 
 
-def test_growing_angles_are_a_passs_own_also_where_the_one_before_it_failed() -> None:
+def test_growing_angles_are_those_of_a_rows_own_pass() -> None:
+    """Whatever longer row the model computed before it, or failed to compute."""
     live = dynamic()
     runner = Runner(load(live))
-    for length in (BOUNDARY + 60, BOUNDARY + 30, 12):
-        row, ids = runner.open(prompt(length)), prompt(length)
-        if length == BOUNDARY + 30:
-            hook = live.get_input_embeddings().register_forward_pre_hook(lambda *_: 1 / 0)
-            with pytest.raises(ZeroDivisionError):
-                runner.forward([row], [EMPTY])
-            hook.remove()
-        else:
-            check_logits(dynamic(), ids, EMPTY, runner.forward([row], [EMPTY])[0].logits)
-
-
-def test_growing_angles_are_those_of_a_rows_own_pass() -> None:
-    """Whatever longer row the model computed before it."""
-    runner = Runner(load(dynamic()))
     for length in (BOUNDARY + 60, BOUNDARY + 5, BOUNDARY + 30, BOUNDARY, BOUNDARY + 5, 12):
         row, ids = runner.open(prompt(length)), prompt(length)
         runner.prefill(row)
         check_logits(dynamic(), ids, EMPTY, runner.forward([row], [EMPTY])[0].logits)
+        hook = live.get_input_embeddings().register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            runner.forward([runner.open(prompt(BOUNDARY + 40))], [EMPTY])
+        hook.remove()

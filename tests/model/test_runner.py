@@ -22,24 +22,7 @@ from replica import (
 )
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_random_drafts(name: str) -> None:
-    model = loaded(name)
-    runner, rng = Runner(model), random.Random(name)
-    ids = prompt(14)
-    row = runner.open(ids)
-    runner.prefill(row)
-    for _ in range(5):
-        draft = random_draft(rng, runner.shape if runner.room(row) else "plain")
-        output = runner.forward([row], [draft])[0]
-        check_logits(model.model, ids, draft, output.logits)
-        path, emitted = accept(rng, draft)
-        runner.commit([row], [path], [emitted])
-        ids = ids + emitted
-        check_cache(runner, row, ids)
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "mistral", "opt"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_the_implementation_it_came_with_does_not_matter(name: str, attention: str) -> None:
     model = loaded(name, attention)
@@ -66,8 +49,8 @@ def test_ragged_rows_that_join_and_leave(name: str) -> None:
         here = list(rows)
         rng.shuffle(here)
         shapes = {i: runner.shape if runner.room(rows[i]) else "plain" for i in here}
-        drafts = {i: random_draft(rng, shape, most=4) for i, shape in shapes.items()}
-        check_step(runner, rng, rows, ids, drafts, logits=step > 1)
+        drafts = {i: random_draft(rng, shape) for i, shape in shapes.items()}
+        check_step(runner, rng, rows, ids, drafts)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "bloom", "lfm2", "mamba2", "mamba"])
@@ -94,16 +77,6 @@ def test_extend_keeps_the_common_prefix(name: str) -> None:
         check_logits(model.model, new, EMPTY, runner.forward([row], [EMPTY])[0].logits)
         runner.commit([row], [[]], [[5]])
         check_cache(runner, row, [*new, 5])
-
-
-@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "llama4_text", "lfm2", "bloom"])
-def test_prefill_in_chunks(name: str) -> None:
-    model, ids = loaded(name), prompt(30)
-    runner = Runner(model, chunk=7)
-    row = runner.open(ids)
-    runner.prefill(row)
-    check_cache(runner, row, ids)
-    check_logits(model.model, ids, EMPTY, runner.forward([row], [EMPTY])[0].logits)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -186,30 +159,6 @@ def test_room_ends_with_the_context() -> None:
     assert runner.room(row) == 0
 
 
-def test_the_cache_grows_with_contents_and_rows() -> None:
-    model = loaded("qwen2")
-    runner = Runner(model)
-    rows = [runner.open(prompt(20, seed=i)) for i in range(5)]
-    for row in rows:
-        runner.prefill(row)
-    long = runner.open(prompt(CONTEXT - 2, seed=8))
-    runner.prefill(long)
-    for i, row in enumerate(rows):
-        check_cache(runner, row, prompt(20, seed=i))
-    outputs = runner.forward([long, rows[3]], [EMPTY, EMPTY])
-    check_logits(model.model, prompt(CONTEXT - 2, seed=8), EMPTY, outputs[0].logits)
-    check_logits(model.model, prompt(20, seed=3), EMPTY, outputs[1].logits)
-
-
-def test_a_row_leaves_before_the_last_one_has_begun() -> None:
-    model = loaded("llama")
-    runner = Runner(model)
-    first, last = runner.open(prompt(9)), runner.open([5])
-    runner.prefill(first)
-    runner.close(first)
-    check_logits(model.model, [5], EMPTY, runner.forward([last], [EMPTY])[0].logits)
-
-
 def test_probes_with_positions_of_their_own() -> None:
     """A probe may sit further away than its depth (SDSAT's adaptive tokens)."""
     model, ids = loaded("llama"), prompt(10)
@@ -245,27 +194,6 @@ def test_an_empty_prompt_is_refused() -> None:
         runner.extend(runner.open([5]), [])
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_a_short_prompt_rides_with_the_first_drafts(name: str) -> None:
-    model = loaded(name)
-    runner, rng = Runner(model, chunk=6), random.Random(name)
-    ids = [prompt(14), prompt(7, seed=1), prompt(1, seed=2)]
-    rows = [runner.open(one) for one in ids]
-    for row in rows:
-        runner.prefill(row, rest=9)
-    assert [row.cached for row in rows] == [6, 0, 0]
-    for _ in range(2):
-        drafts = [random_draft(rng, "tree") for _ in rows]
-        outputs = runner.forward(rows, drafts)
-        chosen = [accept(rng, draft) for draft in drafts]
-        for one, draft, output in zip(ids, drafts, outputs, strict=True):
-            check_logits(model.model, one, draft, output.logits)
-        runner.commit(rows, [path for path, _ in chosen], [new for _, new in chosen])
-        for one, row, (_, new) in zip(ids, rows, chosen, strict=True):
-            one += new
-            check_cache(runner, row, one)
-
-
 @pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba"])
 def test_a_prompt_of_one_token(name: str) -> None:
     runner = Runner(loaded(name))
@@ -281,6 +209,7 @@ def test_what_every_architecture_can_do() -> None:
         found = loaded(name).capabilities
         expected = ("tree", "packed") if name in TREES else ("chain", "own")
         assert (found.shape, found.cache) == expected, name
+        assert name in TREES or found.reasons
     for name in RECURRENT:
         assert loaded(name).capabilities.shape in ("chain", "plain")
     assert loaded("mamba").capabilities.shape == "plain"

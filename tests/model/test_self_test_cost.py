@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import accelerate
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor, nn
+from torch import nn
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
@@ -128,11 +127,7 @@ def test_a_replaced_method_is_no_old_acquaintance(monkeypatch: pytest.MonkeyPatc
     """A class may be patched for a process: what others remember does not hold for it."""
     load(build("llama"))
     own = LlamaAttention.forward
-
-    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return own(self, *args, **kwargs)
-
-    monkeypatch.setattr(LlamaAttention, "forward", patched)
+    monkeypatch.setattr(LlamaAttention, "forward", lambda *args, **kwargs: own(*args, **kwargs))
     with models_called() as called:
         load(build("llama"))
     assert len(called) > FOUR
@@ -150,7 +145,7 @@ print(len(called), called.count(model), found.packed)
 
 
 @pytest.mark.slow
-def test_another_process_remembers_and_trusts_no_damaged_memory(tmp_path: Path) -> None:
+def test_another_process_remembers(tmp_path: Path) -> None:
     def run() -> list[str]:
         here = Path(__file__).parents[1]
         paths = [str(here), str(here / "model"), *sys.path]
@@ -161,45 +156,19 @@ def test_another_process_remembers_and_trusts_no_damaged_memory(tmp_path: Path) 
 
     assert int(run()[0]) > FOUR
     assert run() == ["4", "4", "True"]
-    (file,) = (tmp_path / "architectures").iterdir()
-    whole = file.read_text(encoding="utf-8")
-    for text in ("", whole[: len(whole) // 2], whole.replace('"packed"', "7")):
-        file.write_text(text, encoding="utf-8")
-        total, own, packed = run()
-        assert (int(total) > FOUR, own, packed) == (True, "4", "True")
-        assert file.read_text(encoding="utf-8") == whole
 
 
-@pytest.mark.parametrize("text", ["", "null", "[]", "{}", "7", '{"key": 1}'])
-def test_a_memory_that_says_nothing_is_none(tmp_path: Path, text: str) -> None:
-    (file := tmp_path / "memory").write_text(text, encoding="utf-8")
-    assert recalled(file, 1) is None
-
-
-def recalled(file: Path, key: object) -> Capabilities | None:
-    """As a process finds it, whatever the other tests have."""
-    return Capabilities.recall(file, key)
-
-
-def test_a_memory_holds_for_its_key_only(tmp_path: Path) -> None:
+def test_a_memory_holds_for_its_key_and_if_it_is_whole(tmp_path: Path) -> None:
     found, file = Capabilities("tree", "draftsmith", "packed", ("because",)), tmp_path / "a" / "b"
     found.remember(file, {"torch": "1"})
-    assert recalled(file, {"torch": "1"}) == found
-    assert recalled(file, {"torch": "2"}) is None
-    known = json.loads(file.read_text(encoding="utf-8"))
-    for name, wrong in {
-        "shape": "bush", "cache": 3, "reasons": "because", "attention": 1,
-    }.items():  # fmt: skip
-        said = known | {"found": known["found"] | {name: wrong}}
-        file.write_text(json.dumps(said), encoding="utf-8")
-        assert recalled(file, {"torch": "1"}) is None, name
-
-
-def test_where_nothing_can_be_kept_the_copy_is_searched_again(tmp_path: Path) -> None:
-    (blocked := tmp_path / "file").write_text("", encoding="utf-8")
-    Capabilities("tree", "draftsmith", "packed").remember(blocked / "below", 1)
-    assert recalled(blocked / "below", 1) is None
-    assert recalled(None, 1) is None
+    assert Capabilities.recall(file, {"torch": "1"}) == found
+    assert Capabilities.recall(file, {"torch": "2"}) is None
+    whole = file.read_text(encoding="utf-8")
+    for text in ("", "null", "{}", "[]", '{"key": 1}', whole[: len(whole) // 2]):
+        file.write_text(text, encoding="utf-8")
+        assert Capabilities.recall(file, {"torch": "1"}) is None, text
+    found.remember(file / "below", 1)  # where nothing can be written, nothing fails
+    assert Capabilities.recall(file / "below", 1) is None
 
 
 def test_the_user_s_random_numbers_are_the_same() -> None:
@@ -236,12 +205,6 @@ def compiled_in_place() -> Any:
     return model
 
 
-def with_harmless_hook() -> Any:
-    model = build("llama")
-    model.model.layers[1].register_forward_hook(lambda _module, _args, output: output)
-    return model
-
-
 def with_own_attention(kind: type[nn.Module]) -> Any:
     model = build("llama")
     for index, layer in enumerate(model.model.layers):
@@ -249,10 +212,6 @@ def with_own_attention(kind: type[nn.Module]) -> Any:
         attention.load_state_dict(layer.self_attn.state_dict())
         layer.self_attn = attention
     return model.eval()
-
-
-class Sound(LlamaAttention):
-    """A subclass that does what its parent does."""
 
 
 CACHE = "cache" if "cache" in signature(LlamaAttention.forward).parameters else "past_key_values"
@@ -284,60 +243,37 @@ class Forgetful(LlamaAttention):
         return super().forward(*args, **kwargs)
 
 
-class BySlot(LlamaAttention):
-    """Turns by the place in its pass, not by the position."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        cos, sin = kwargs["position_embeddings"]
-        if held(kwargs) and cos.shape[1] > 1:
-            kwargs["position_embeddings"] = (cos[:, :1].expand_as(cos), sin[:, :1].expand_as(sin))
-        return super().forward(*args, **kwargs)
-
-
 SLOW = [pytest.param(make, marks=pytest.mark.slow) for make in (compiled, compiled_in_place)]
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
-@pytest.mark.parametrize("make", [lora, offloaded, with_harmless_hook, *SLOW])
+@pytest.mark.parametrize("make", [lora, offloaded, *SLOW])
 def test_a_changed_model_that_does_the_same_takes_four_passes(make: Callable[[], Any]) -> None:
     found = examined(make())
     assert best(found)
     assert not found.searched
 
 
-def test_a_subclassed_attention_that_does_the_same_takes_four_passes() -> None:
-    assert best(examined(with_own_attention(Sound)))
-
-
-@pytest.mark.parametrize("kind", [Prefilling, Forgetful, BySlot])
+@pytest.mark.parametrize("kind", [Prefilling, Forgetful])
 def test_a_subclassed_attention_is_not_judged_by_its_parent(kind: type[nn.Module]) -> None:
     found = examined(with_own_attention(kind), BOUND)
     assert found.shape != "tree"
     assert found.reasons
 
 
-def steering(model: Any, when: Callable[[Tensor], bool]) -> Any:
-    """A vector added to a block's output, in some passes."""
+@pytest.mark.parametrize("in_prefill", [False, True])
+def test_a_hook_that_tells_prompts_from_answers_gets_no_drafts(in_prefill: bool) -> None:
+    """It looks at how many tokens a pass has: a pass with a draft is neither."""
     vector = torch.randn(64, generator=torch.Generator().manual_seed(4))
 
     def steer(_module: Any, _args: Any, output: Any) -> Any:
         hidden = output[0] if isinstance(output, tuple) else output
-        if when(hidden):
+        if (hidden.shape[1] > 1) == in_prefill:
             hidden = hidden + vector
         return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
+    model = build("llama")
     model.model.layers[0].register_forward_hook(steer)
-    return model
-
-
-def test_a_hook_that_steers_every_token_is_no_obstacle() -> None:
-    assert best(examined(steering(build("llama"), lambda _: True)))
-
-
-@pytest.mark.parametrize("in_prefill", [False, True])
-def test_a_hook_that_tells_prompts_from_answers_gets_no_drafts(in_prefill: bool) -> None:
-    """It looks at how many tokens a pass has: a pass with a draft is neither."""
-    model = steering(build("llama"), lambda hidden: (hidden.shape[1] > 1) == in_prefill)
     ids = torch.tensor([prompt(9)])
     wanted = model.generate(ids, max_new_tokens=12, do_sample=False)
     found = examined(model, BOUND)
@@ -347,58 +283,31 @@ def test_a_hook_that_tells_prompts_from_answers_gets_no_drafts(in_prefill: bool)
         assert model.generate(ids, max_new_tokens=12, do_sample=False).equal(wanted)
 
 
-def test_a_hook_on_the_last_token_gets_no_trees() -> None:
-    model = build("llama")
-
-    def louder(_module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
-        (hidden,) = args
-        last = hidden.clone()
-        last[:, -1] = last[:, -1].roll(1, -1)
-        return (last,)
-
-    model.model.layers[1].register_forward_pre_hook(louder)
-    assert examined(model, BOUND).shape == "plain"
-
-
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize("name", ["llama", "bloom"])
-def test_rows_that_share_a_scale_are_found_in_four_passes(name: str) -> None:
+def test_rows_that_share_a_scale_are_found(name: str) -> None:
     """Dynamic quantization has one scale for all rows of a pass."""
     linear = {nn.Linear}
     model = torch.ao.quantization.quantize_dynamic(build(name), linear, dtype=torch.qint8)
-    found = examined(model)
+    found = examined(model, BOUND)
     assert (found.shape, found.cache) == ("plain", "replay")
-    assert found.reasons[0].startswith("rows of a pass change each other's logits")
+    assert "per-tensor dynamic quantization" in found.reasons[0]
     ids = prompt(9)
     wanted = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, 9:]
     engine = draftsmith.Engine(load(model))
     assert engine.generate(ids, max_new_tokens=8).tokens == wanted.tolist()
 
 
-class Remote(LlamaForCausalLM):
-    """A class of somebody's own, as from a hub repository with code."""
-
-
-def test_a_class_of_its_own_is_searched_and_says_so() -> None:
-    model = Remote(build("llama").config).eval()
-    model.load_state_dict(build("llama").state_dict())
-    found = examined(model, BOUND)
-    assert best(found)
-    assert found.searched == "Remote is not a class of transformers"
-    said = (
-        "The whole model was searched, which takes longer: Remote is not a class of transformers."
-    )
-    assert said in found.explain()
-
-
-@pytest.mark.parametrize("name", ["llama", "bloom", "mpt", "lfm2", "mamba", "jamba"])
-def test_a_search_of_the_whole_model_is_bounded(name: str) -> None:
+@pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba"])
+def test_a_class_that_is_not_of_transformers_is_searched_in_few_passes(name: str) -> None:
     model = build(name)
     model.__class__ = type("Own", (type(model),), {"__module__": "somewhere"})
     with passes(model) as made:
         found = load(model).capabilities
     assert len(made) <= BOUND
     assert sum(made) <= 300
-    assert "not a class of transformers" in found.searched
+    assert found.searched == "Own is not a class of transformers"
+    assert f"The whole model was searched, which takes longer: {found.searched}." in found.explain()
+    assert best(found) == (name == "llama")

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import random
 import warnings
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-import tiny
 from architectures import CHAINS, TREES, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.reading import read
-from draftsmith.core.sampling import Distribution
-from draftsmith.core.target import RowOutput
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnknownName
 from draftsmith.model import graphs, static
@@ -32,7 +27,9 @@ IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8] * 3
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "seed": 3}
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.1, "logit_bias": {5: -1.0}, "logprobs": True}
-DRAFTERS = ["none", "auto", "copyspec(gamma=2)", "spectra(N=3, W=4, G=4)", "pld_plus"]
+DRAFTERS = ["none", "auto", "pld_plus"]
+FEW = {"llama", "gpt2", "gemma2", "gemma3n_text", "gpt_oss", "mixtral"}
+"""Architectures that differ most in what their passes compute."""
 
 
 def fixed(model: LoadedModel) -> LoadedModel:
@@ -55,7 +52,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return seen
 
 
-@pytest.mark.parametrize("name", sorted(TREES))
+@pytest.mark.parametrize("name", sorted(TREES.keys() & FEW))
 def test_answers_are_those_of_packed_passes(name: str, shapes: list[tuple[int, int]]) -> None:
     live = build(name, eos_token_id=None)
     packed = load(live)
@@ -63,7 +60,7 @@ def test_answers_are_those_of_packed_passes(name: str, shapes: list[tuple[int, i
     for drafter in DRAFTERS:
         for sampling in (GREEDY, SAMPLED, GREEDY | PENALTIES):
             shapes.clear()
-            options = {"drafter": drafter, "budget": 8, "max_new_tokens": 24, **sampling}
+            options = {"drafter": drafter, "budget": 8, "max_new_tokens": 16, **sampling}
             one, other = (engine.generate(IDS, **options) for engine in pair)
             assert not other.notices
             assert (one.tokens, one.stats.passes) == (other.tokens, other.stats.passes)
@@ -151,16 +148,6 @@ def test_kept_prefixes_chats_and_banned_ids() -> None:
     assert answers(packed) == answers(fixed(packed))
 
 
-def test_a_chat_goes_on() -> None:
-    packed = load(tiny.model(), tiny.tokenizer())
-
-    def turns(model: LoadedModel) -> list[Any]:
-        chat = Engine(model, budget=6).chat(max_new_tokens=12, temperature=0)
-        return [(r.text, r.stats.passes) for r in (chat.send("hello"), chat.send("again"))]
-
-    assert turns(packed) == turns(fixed(packed))
-
-
 def test_an_idle_row_gives_its_buffer_to_the_next() -> None:
     """So that the next request uses the graphs of the one before."""
     model = fixed(loaded("llama"))
@@ -172,27 +159,11 @@ def test_an_idle_row_gives_its_buffer_to_the_next() -> None:
         assert buffer.capacity == 256
 
 
-def test_choices_of_the_target_are_replaced_where_a_sequence_has_its_own() -> None:
-    """By those without its banned ids, or by none where it processes logits."""
-    logits, draft = torch.eye(8)[[3, 5, 3]], Draft.chain([3, 5], "test")
-    output = RowOutput(logits, [3, 5, 3])
-    for distribution, expected in (
-        (Distribution((), greedy=True), [3, 5, 3]),
-        (Distribution((), greedy=True, banned=[3]), [0, 5, 0]),
-        (Distribution((), greedy=False), None),
-        (Distribution((lambda _, scores: scores,), greedy=True), None),
-    ):
-        sequence: Any = SimpleNamespace(distribution=distribution)
-        (found,) = read([sequence], [draft], [output])
-        assert found.choices == expected
-        assert found.logits is logits
-
-
 # --- masks ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", [None, Window(5, chunked=False), Window(6, chunked=True)])
-def test_masks_are_those_of_packed_passes(window: Window | None) -> None:
+@pytest.mark.parametrize("window", [None, 5])
+def test_masks_are_those_of_packed_passes(window: Window) -> None:
     rng = random.Random(str(window))
     for _ in range(50):
         span = Span(rng.randint(1, 20), rng.randint(1, 4), random_draft(rng, "tree", most=12))
@@ -206,7 +177,7 @@ def test_masks_are_those_of_packed_passes(window: Window | None) -> None:
         assert torch.equal(mask[..., :end], visible(span, 0, window))
 
 
-@pytest.mark.parametrize("nodes", [30, 31, 62, 63, 64, 79])
+@pytest.mark.parametrize("nodes", [31, 62, 63, 79])
 def test_the_widest_passes(nodes: int, shapes: list[tuple[int, int]]) -> None:
     """Their ancestors take the sign bit of an integer, and a second one."""
     runner, ids = Runner(fixed(loaded("llama"))), prompt(100)
@@ -318,7 +289,7 @@ def test_graphs_are_the_default_where_they_can_be_captured(
 ) -> None:
     live = build("llama")
     monkeypatch.setattr(graphs, "CAPTURED", ("cpu",))
-    monkeypatch.setattr(graphs, "memory_of_graphs", object)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(graphs, "Captured", Frozen)
     assert Engine(live, store=store).model.store == (store or "static")
     monkeypatch.setattr(graphs, "Captured", unable)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from architectures import ALL, TREES, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
@@ -84,7 +83,9 @@ def step(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_prompt_accepted_and_rejected_rows(name: str) -> None:
+def test_prompt_accepted_and_rejected_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In buffers that grow."""
+    monkeypatch.setattr("draftsmith.model.taps._FIRST_ROWS", 16)
     model = loaded(name)
     if model.capabilities.shape == "plain":
         pytest.skip("nothing is drafted, so nothing is recorded")
@@ -101,19 +102,23 @@ def test_prompt_accepted_and_rejected_rows(name: str) -> None:
             check_cache(runner, row, ids)
 
 
+@pytest.mark.parametrize("rewinds", [True, False], ids=["keeps", "drops"])
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "qwen3", "deepseek_v3"])
-def test_ragged_rows(name: str) -> None:
-    """Three rows of one pass, each with needs of its own, one of them with none."""
+def test_ragged_rows(name: str, rewinds: bool) -> None:
+    """Three rows of one pass, each with needs of its own, one of them with none.
+
+    Positions that a window has dropped get no weight.
+    """
     if name not in CAN_ATTEND:
         pytest.skip("its attention is not ours in this version")
     model, rng = loaded(name), random.Random(name)
-    runner = Runner(model)
+    runner: Any = Runner(model, chunk=11, rewinds=rewinds)
     needs = [
         Needs(hidden_layers=(1,), attention_heads=HEADS),
         Needs(),
         Needs(attention_heads=HEADS[:1]),
     ]
-    ids = [prompt(n, seed=n) for n in (16, 5, 11)]
+    ids = [prompt(n, seed=n) for n in (40, 5, 11)]
     rows = [runner.open(own, need) for own, need in zip(ids, needs, strict=True)]
     for row in rows:
         runner.prefill(row)
@@ -121,23 +126,11 @@ def test_ragged_rows(name: str) -> None:
         step(runner, rng, rows, ids)
         for row, own, need in zip(rows, ids, needs, strict=True):
             check_taps(model, runner, row, own, need)
+    kept = min(keys.shape[1] for keys, _ in runner._store.contents(rows[0]))
+    assert (kept < rows[0].cached) == (model.capabilities.windows and not rewinds)
     runner.close(rows.pop(0))
     step(runner, rng, rows, ids[1:])
     check_taps(model, runner, rows[1], ids[2], needs[2])
-
-
-def test_the_buffer_grows_with_the_context() -> None:
-    model = loaded("gpt2")
-    ids = prompt(30)
-    runner, needs = Runner(model), Needs(hidden_layers=(1,))
-    row = runner.open(ids, needs)
-    runner.prefill(row)
-    while len(ids) < 250:
-        draft = Draft.chain(prompt(8, seed=len(ids)), "test")
-        runner.forward([row], [draft])
-        runner.commit([row], [range(8)], [[*draft.tokens, 9]])
-        ids += [*draft.tokens, 9]
-    check_taps(model, runner, row, ids, needs)
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "lfm2", "bloom"])
@@ -224,28 +217,6 @@ def test_a_compiled_part_cannot_be_looked_into() -> None:
     row = Runner(model).open(prompt(12), Needs(hidden_layers=(1,)))
     with pytest.raises(UnsupportedError, match=r"layer 1 of LlamaDecoderLayer.* compiled"):
         Runner(model).prefill(row)
-
-
-def test_a_plain_target_records_nothing() -> None:
-    runner = Runner(loaded("mamba"))
-    row = runner.open(prompt(5), Needs(hidden_layers=(1,)))
-    runner.prefill(row)
-    runner.forward([row], [EMPTY])
-    runner.commit([row], [[]], [[5]])
-    assert runner.taps(row).hidden is None
-
-
-def test_half_precision_keeps_the_models_type() -> None:
-    model = load(build("llama").to(torch.bfloat16))
-    runner, ids = Runner(model), prompt(20)
-    row = runner.open(ids, Needs((1,), HEADS))
-    runner.prefill(row)
-    taps = runner.taps(row)
-    assert isinstance(taps.hidden, Tensor)
-    assert taps.hidden.dtype == torch.bfloat16
-    assert taps.attention is not None
-    weights = taps.attention(torch.arange(19))
-    torch.testing.assert_close(weights.sum(-1), torch.ones(4), rtol=0, atol=1e-2)
 
 
 def test_the_blocks_are_those_near_the_word_embeddings() -> None:

@@ -31,11 +31,6 @@ Body = Callable[[], tuple[Tensor, ...]]
 """Computes a pass from what is in place; copies nothing from the host and never waits."""
 
 
-def memory_of_graphs() -> Any:
-    """Return a new handle of memory for graphs that do not run at the same time."""
-    return torch.cuda.graph_pool_handle()
-
-
 class Captured:
     """A pass as a CUDA graph. Each replay overwrites the outputs of the one before."""
 
@@ -111,7 +106,7 @@ class Graphs:
         if width not in own:
             try:
                 if not any(self._graphs.values()):  # torch frees the memory with its last graph
-                    self._memory = memory_of_graphs()
+                    self._memory = torch.cuda.graph_pool_handle()
                 own[width] = Captured(body, self.device, self._memory)
             except Exception as error:  # a model's code may raise any error
                 self._give_up(error)

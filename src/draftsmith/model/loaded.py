@@ -138,7 +138,7 @@ class LoadedModel:
         slots = (
             (0 if windowed else positions)
             if spare is None or window is None
-            else min(positions, window.size + spare)
+            else min(positions, window + spare)
             for window in windows
         )
         numbers = sum(one * many for one, many in zip(each, slots, strict=False))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,29 +42,23 @@ class Span:
             self.positions = [*range(self.cached, root + 1), *(root + d for d in depths)]
 
 
-def visible(span: Span, first: int, window: Window | None = None) -> Tensor:
+def visible(span: Span, first: int, window: Window = None) -> Tensor:
     """Return the mask (1, 1, Q, S) as bool: prefix and ancestors inside the window.
 
-    Slot 0 has the position `first`. The mask is written as bytes, one string per query, because a
-    torch call per node would take longer than the pass of a small model.
+    Slot 0 has the position `first`. Numpy makes the mask, because a torch call per node would take
+    longer than the pass of a small model.
     """
     width, cached = span.width, span.cached - first
-    if window is None and span.draft.is_chain:
-        ones = torch.ones((1, 1, width, cached + width), dtype=torch.bool, device="cpu")
-        return ones.tril_(cached)
-    prefix = b"\1" * cached
-    lines = []
-    for seen, position in zip(_ancestors(span), span.positions, strict=True):
-        if window is not None:
-            lowest = window.first(position)
-            inside = min(max(span.cached - lowest, 0), cached)
-            prefix = bytes(cached - inside) + b"\1" * inside
-            if lowest > span.cached:
-                near = (p >= lowest for p in span.positions)
-                seen = bytes(a & b for a, b in zip(seen, near, strict=True))
-        lines.append(prefix + seen)
-    flat = torch.frombuffer(bytearray(b"".join(lines)), dtype=torch.bool)
-    return flat.view(1, 1, width, cached + width)
+    size = -(-width // 8)
+    words = b"".join(bits.to_bytes(size, "little") for bits in ancestor_bits(span))
+    own = np.frombuffer(words, np.uint8).reshape(width, size)
+    mask = np.ones((width, cached + width), np.bool_)
+    mask[:, cached:] = np.unpackbits(own, axis=1, count=width, bitorder="little")
+    if window is not None:
+        positions = np.array(span.positions)
+        keys = np.concatenate([np.arange(first, span.cached), positions])
+        mask &= keys > positions[:, None] - window
+    return torch.from_numpy(mask)[None, None]
 
 
 def ancestor_bits(span: Span) -> list[int]:
@@ -75,8 +70,8 @@ def ancestor_bits(span: Span) -> list[int]:
 
 
 def visible_slots(
-    bits: Tensor, offsets: Tensor, base: Tensor, slots: int, windows: Iterable[Window | None]
-) -> dict[Window | None, Tensor]:
+    bits: Tensor, offsets: Tensor, base: Tensor, slots: int, windows: Iterable[Window]
+) -> dict[Window, Tensor]:
     """Return masks (1, 1, Q, S) by window for a span at `base`, computed on its device.
 
     `bits` (2, Q) are `ancestor_bits` in words of 64 bits, `offsets` (Q,) the positions after `base`
@@ -92,21 +87,11 @@ def visible_slots(
     own = after.clamp(0, width - 1)
     cached = after < 0
     inside = sees.index_select(1, own) & (after < width) | cached
-    masks: dict[Window | None, Tensor] = {}
+    masks: dict[Window, Tensor] = {}
     for window in windows:
         mask = inside
         if window is not None:
-            at = (base + offsets)[:, None]
-            first = at - at % window.size if window.chunked else at - window.size + 1
+            first = (base + offsets)[:, None] - window + 1
             mask = mask & (torch.where(cached, slot, base + offsets.index_select(0, own)) >= first)
         masks[window] = mask[None, None]
     return masks
-
-
-def _ancestors(span: Span) -> list[bytes]:
-    """For each position of a span, itself and its ancestors among its positions, as bytes."""
-    seen = [(b"\1" * (i + 1)).ljust(span.width, b"\0") for i in range(span.pending)]
-    for own, parent in enumerate(span.draft.parents, start=span.pending):
-        above = seen[span.pending + parent]  # ROOT is -1: the last pending token
-        seen.append(above[:own] + b"\1" + above[own + 1 :])
-    return seen

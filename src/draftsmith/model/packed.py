@@ -27,7 +27,7 @@ from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.rope import RopeBoundary
 from draftsmith.model.rows import KVStore, SequenceRow
 from draftsmith.model.taps import PassTaps, Place, record
-from draftsmith.model.windows import Window
+from draftsmith.model.windows import Window, first_visible
 
 _SPARE = 8
 """Spare slots of a new buffer, in addition to a tenth of the slots needed."""
@@ -39,7 +39,7 @@ _MAX_SHARED_ROWS = 8
 class Slots:
     """Keys and values of one row in `n` layers of one kind; slot s holds position s + `dropped`."""
 
-    window: Window | None
+    window: Window
     layers: tuple[int, ...]
     keys: Tensor
     """(R, n, K, C, D): R rows that were moved to this buffer in the same pass."""
@@ -130,7 +130,7 @@ class PackedPass(PassCache):
         self,
         rows: Sequence[SequenceRow],
         parts: Sequence[Span],
-        windows: Sequence[Window | None],
+        windows: Sequence[Window],
         recorded: bool,
     ) -> None:
         """Prepare a pass.
@@ -144,7 +144,7 @@ class PackedPass(PassCache):
         runs = _runs(rows, parts, merge=self.merges and not recorded)
         spans = self._spans = [parts[first] for first, _ in runs]
         self._firsts = {
-            window: [0 if window is None else window.first(span.cached) for span in spans]
+            window: [first_visible(window, span.cached) for span in spans]
             for window in set(windows)
         }
         self._masks: dict[Any, list[Tensor | None]] = {}
@@ -171,10 +171,10 @@ class PackedPass(PassCache):
         """Position of the first key that a span reads in a layer."""
         return self._firsts[self._window(layer_idx)][span]
 
-    def _window(self, layer_idx: int) -> Window | None:
+    def _window(self, layer_idx: int) -> Window:
         return self._windows[layer_idx if len(self._windows) > 1 else 0]
 
-    def _masks_of(self, window: Window | None, device: torch.device) -> list[Tensor | None]:
+    def _masks_of(self, window: Window, device: torch.device) -> list[Tensor | None]:
         """Masks by span, made once per window and device."""
         if (window, device) not in self._masks:
             both = zip(self._spans, self._firsts[window], strict=True)
@@ -230,7 +230,7 @@ class PackedPass(PassCache):
 
 def _reaches(state: Sequence[Slots], length: int) -> bool:
     """Whether these slots have all keys that the position `length` sees."""
-    return all(s.dropped <= (s.window.first(length) if s.window else 0) for s in state)
+    return all(s.dropped <= first_visible(s.window, length) for s in state)
 
 
 def _runs(rows: Sequence[SequenceRow], parts: Sequence[Span], merge: bool) -> list[tuple[int, int]]:
@@ -252,11 +252,11 @@ def _runs(rows: Sequence[SequenceRow], parts: Sequence[Span], merge: bool) -> li
     return runs
 
 
-def _mask(span: Span, first: int, window: Window | None, device: torch.device) -> Tensor | None:
+def _mask(span: Span, first: int, window: Window, device: torch.device) -> Tensor | None:
     """Mask (1, 1, q, S) of a span that reads from position `first`; None if none is needed."""
     if span.width == 1:
         return None  # the keys it reads begin at its window
-    if window is not None and max(span.positions) < window.size:
+    if window is not None and max(span.positions) < window:
         window = None
     on_cpu = device.type == "cpu"
     # Kernels for causal attention need no mask, but `attention._in_blocks` does. After cached keys,
@@ -279,7 +279,7 @@ class PackedStore(KVStore):
         self,
         forward: Forward,
         kinds: Sequence[str],
-        windows: Sequence[Window | None],
+        windows: Sequence[Window],
         boundary: RopeBoundary | None,
         blocks: Any,
         context: int | None,
@@ -457,8 +457,8 @@ class PackedStore(KVStore):
                     full.setdefault(slots.kind, []).append(slots)
             for kind, alike in full.items():
                 window, dropped, *_ = kind
-                if window is not None and not row.rewinds:
-                    dropped = max(dropped, window.first(row.cached))
+                if not row.rewinds:
+                    dropped = max(dropped, first_visible(window, row.cached))
                 wanted.setdefault((row.cached, end, dropped, kind), []).append((row, alike))
         for (length, end, dropped, _), group in wanted.items():
             slots = end - dropped

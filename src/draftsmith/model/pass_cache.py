@@ -6,7 +6,6 @@ from typing import Any
 
 from transformers import Cache
 
-from draftsmith.errors import UnsupportedError
 from draftsmith.model.attention import Packed
 
 
@@ -48,7 +47,3 @@ class PassCache(Cache):  # type: ignore[misc]
         """No maximum. `Cache` itself cannot answer without layers."""
         del layer_idx
         return -1
-
-    def crop(self, *_: Any, **__: Any) -> None:
-        """Always fails: `crop(n)` has meant "keep n" and "drop n" in different versions."""
-        raise UnsupportedError("this cache is rewound by its runner, not by crop()")

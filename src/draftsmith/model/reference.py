@@ -15,14 +15,13 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftsmith.core.draft import Draft
-from draftsmith.errors import first_line
 from draftsmith.model.forward import Forward, cache_of, is_compiled
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.own_cache import first_recurrent_state
@@ -67,19 +66,12 @@ class Finding:
     sole: bool = False
     """Whether no other finding of its check would show the same fault."""
 
-    @classmethod
-    def failure(cls, error: Exception) -> Finding:
-        """Make a finding of what a check raised."""
-        return cls(math.inf, 0.0, f"{type(error).__name__}: {first_line(error)}", sole=True)
-
     @property
     def excess(self) -> float:
         """Ratio of error and tolerance, infinite for NaN. Up to 1 it is rounding."""
         return self.error / self.tolerance if self.error < math.inf else math.inf
 
     def __str__(self) -> str:
-        if not self.tolerance:
-            return self.what
         return f"{self.what} by {self.error:.1e}, more than rounding ({self.tolerance:.1e})"
 
 
@@ -93,11 +85,9 @@ class Reference:
     """The same number of other ids, for drafts that differ from the tree."""
     expected: list[list[Expected]]
     disturbed: float
-    """Return how much different later tokens change the logits before them."""
+    """How much different later tokens change the logits before them."""
     sizes: tuple[float, ...]
     """`Capabilities.position_sizes`."""
-    cached: bool
-    """Whether the model returned a cache."""
     state: Tensor | None
     """First recurrent state after the second text; None if there is none."""
 
@@ -130,16 +120,8 @@ class Reference:
             _expected(loaded, logits, trials),
             max(distance(a, b) for a, b in zip(*(one[:_SHARED] for one in logits), strict=True)),
             _sizes(cache, _ROWS if at_once else 1, loaded.dtype.itemsize),
-            cache is not None,
             state,
         )
-
-    def change_by_others(self, loaded: LoadedModel) -> float:
-        """Return how much other texts in the same pass change the logits of the first one."""
-        texts = [self.text(0), *([token] * _LENGTH for token in self.others[: _ROWS - 1])]
-        found, _ = _whole(Forward(loaded.model), texts)
-        wanted = (one.logits for one in self.expected[0])
-        return max(distance(got, one) for got, one in zip(found[0], wanted, strict=True))
 
     @property
     def draft(self) -> Draft:
@@ -169,11 +151,6 @@ class Reference:
         """Compare the logits (V,) after a position of a leaf path."""
         wanted = self.expected[leaf][position]
         return Finding(distance(got, wanted.logits), wanted.tolerance)
-
-    def with_tolerance(self, tolerance: float) -> Reference:
-        """Copy the reference with one tolerance for all positions."""
-        paths = [[replace(one, tolerance=tolerance) for one in path] for path in self.expected]
-        return replace(self, expected=paths)
 
 
 def distance(got: Tensor, wanted: Tensor) -> float:

@@ -59,7 +59,7 @@ class Runner:
         on_cpu = loaded.device.type == "cpu"
         self.chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
         self._rewinds = rewinds
-        self._windows: tuple[Window | None, ...] = (None,)
+        self._windows: tuple[Window, ...] = (None,)
         """Window of each layer, or one entry for all. `(None,)` if the model masks by itself."""
         self._store = self._make_store()
         self._vocab_size = loaded.vocab_size

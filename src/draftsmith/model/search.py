@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 
 from draftsmith.core.draft import EMPTY
-from draftsmith.errors import UnsupportedError
+from draftsmith.errors import UnsupportedError, first_line
 from draftsmith.model.capabilities import CacheKind, Capabilities
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.own_cache import first_recurrent_state, recurrent_cache
-from draftsmith.model.reference import LEAVES, PARENTS, PROMPT, Finding, Reference, distance, floor
+from draftsmith.model.reference import LEAVES, PROMPT, Finding, Reference, distance, floor
 from draftsmith.model.registered import NAME, own_name
+from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
 
 NOT_CAUSAL = 0.3
 """A model looks ahead if *later* tokens change a logits row by more than this, relatively."""
-_SHORT_CHECK = 0.3
-"""Tolerance for plain decoding if the model itself is inexact. It still detects a wrong cache."""
+ACCEPTED = LEAVES[1][:-1]
+"""Nodes accepted before a plain step. They are not the first ones in memory."""
 
 Check = Callable[[Runner, Reference], list[Finding]]
 
@@ -48,17 +49,21 @@ def search(loaded: LoadedModel) -> Capabilities:
 
 def _best(loaded: LoadedModel, reference: Reference) -> Capabilities:
     reasons: list[str] = []
+    plain = Capabilities("plain", own_attention(loaded), "replay")
     if reference.disturbed > independence(loaded):
-        reasons.append(dependent(reference.disturbed))
-        reference = reference.with_tolerance(_SHORT_CHECK)
+        reasons.append(
+            f"rows of a pass change each other's logits (by {reference.disturbed:.1e}; per-tensor "
+            "dynamic quantization does this), so rejected drafts would change accepted tokens"
+        )
     elif found := _drafting(loaded, reference, reasons):
         return found
-    plain = Capabilities("plain", own_attention(loaded), "replay")
-    wrong = problem(loaded, ask(_check_steps, loaded, plain, reference))
-    if wrong is not None:
-        # Its own cache may be inexact; what its own `generate` does still counts as right.
+    else:
+        wrong = disagreement(_check_steps, replace(loaded, capabilities=plain), reference)
+        if wrong is None:
+            return replace(plain, reasons=tuple(reasons))
         reasons.append(f"one token at a time with its own cache: {wrong}")
-        wrong = problem(loaded, ask(_check_generate, loaded, plain, reference))
+    # Its own cache may be inexact; what its own `generate` does still counts as right.
+    wrong = disagreement(_check_generate, replace(loaded, capabilities=plain), reference)
     if wrong is not None:
         reasons.append(f"plain decoding with its cache: {wrong}")
         plain = replace(plain, cache="none")
@@ -73,36 +78,24 @@ def independence(loaded: LoadedModel) -> float:
     return max(1e-4, 2 * torch.finfo(loaded.dtype).eps)
 
 
-def dependent(change: float) -> str:
-    """Return the reason for a model with rows that change each other."""
-    return (
-        f"rows of a pass change each other's logits (by {change:.1e}; per-tensor dynamic "
-        "quantization does this), so rejected drafts would change accepted tokens"
-    )
-
-
 def own_attention(loaded: LoadedModel) -> str:
     """Name of the attention implementation that the model came with."""
     return own_name(loaded.config) or "eager"
 
 
-def ask(check: Check, loaded: LoadedModel, as_if: Capabilities, ref: Reference) -> list[Finding]:
-    """Run one check on the model as if it had these capabilities."""
-    try:
-        return check(Runner(replace(loaded, capabilities=as_if)), ref)
-    except torch.OutOfMemoryError:
-        raise
-    # Models are third-party code. Whatever they raise is the reason.
-    except Exception as error:
-        return [Finding.failure(error)]
-
-
-def problem(loaded: LoadedModel, findings: Sequence[Finding]) -> str | None:
-    """Return the worst finding as text if it exceeds rounding, else None.
+def disagreement(check: Check, loaded: LoadedModel, ref: Reference) -> str | None:
+    """Run one check; return its worst finding as text if it exceeds rounding, else None.
 
     In half precision one of several findings may be a discrete choice, such as an expert, that
     flipped, and that no trial of the reference showed.
     """
+    try:
+        findings = check(Runner(loaded), ref)
+    except torch.OutOfMemoryError:
+        raise
+    # Models are third-party code. Whatever they raise is the reason.
+    except Exception as error:
+        return f"{type(error).__name__}: {first_line(error)}"
     wrong = [finding for finding in findings if finding.excess > 1]
     spared = 1 if loaded.dtype.itemsize < 4 else 0
     if len(wrong) <= spared and not any(finding.sole for finding in wrong):
@@ -125,12 +118,12 @@ def _drafting(loaded: LoadedModel, reference: Reference, reasons: list[str]) -> 
         tree = Capabilities("tree", NAME, "packed")
         wrong = _slot_dependence(loaded.config)
         if wrong is None:
-            wrong = problem(loaded, ask(_check_packed, loaded, tree, reference))
+            wrong = disagreement(check_packed, replace(loaded, capabilities=tree), reference)
         if wrong is None:
             return tree
         reasons.append(f"trees and shared passes: {wrong}")
     chain = Capabilities("chain", own_attention(loaded), cache)
-    wrong = problem(loaded, ask(_check_chain, loaded, chain, reference))
+    wrong = disagreement(_check_chain, replace(loaded, capabilities=chain), reference)
     if wrong is None:
         return replace(chain, reasons=tuple(reasons))
     reasons.append(f"chains: {wrong}")
@@ -144,44 +137,47 @@ def _slot_dependence(config: Any) -> str | None:
     """
     if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo
         return "its attention windows count slots, not positions"
-    if config.model_type == "llama4_text" and getattr(config, "attn_temperature_tuning", False):
-        return "its query scaling depends on slots, not on positions"
+    if getattr(config, "attention_chunk_size", None) is not None:  # Llama 4
+        return "its query scaling depends on slots, and its windows are chunks"
     return None
 
 
-def _check_packed(runner: Runner, ref: Reference) -> list[Finding]:
-    """Verify a tree alone, then beside a chain, a plain row and a chunk, with lengths mixed."""
-    chunked, plain = runner.open(ref.prompt), runner.open(ref.prompt[:3])
-    runner.prefill(plain)
-    row, short = runner.open(ref.prompt), runner.open(ref.prompt[:-4])
-    runner.prefill(row)
-    rows = [plain, chunked, row, short]
-    chain = ref.reading(PROMPT - 4, PROMPT)
-    takes = [len(plain.pending), 5, len(row.pending), len(short.pending)]
-    alone = runner.forward([row], [ref.draft])[0].logits
-    one, none, tree, line = runner.forward(rows, [EMPTY, EMPTY, ref.draft, chain], takes)
-    found = [ref.along(one.logits[0], 0, 2)]
-    found += [ref.at(alone[1 + node], node) for node in range(-1, len(PARENTS))]
-    found += [ref.at(tree.logits[1 + node], node) for node in range(-1, len(PARENTS))]
-    found += [ref.along(got, 0, PROMPT - 5 + i) for i, got in enumerate(line.logits)]
-    assert not len(none.logits)
-    # Accept a branch that is not first in memory, then continue: rows must have kept their own
-    # keys.
-    path, leaf = LEAVES[1][:-1], LEAVES[1][-1]
-    runner.commit(
-        rows,
-        [(), (), path, range(4)],
-        [[ref.prompt[3]], (), [ref.nodes[node] for node in (*path, leaf)], [*chain.tokens, 0]],
-    )
-    one, rest = runner.forward(rows[:2], [EMPTY] * 2)
-    # A pass over one token may use other code.
-    (sole,) = runner.forward([row], [EMPTY])
-    steps = [
-        ref.along(one.logits[0], 0, 3),
-        ref.along(rest.logits[0], 0, PROMPT - 1),
-        ref.at(sole.logits[0], leaf),
-    ]
-    return found + [replace(step, sole=True) for step in steps]
+def check_packed(runner: Runner, ref: Reference) -> list[Finding]:
+    """Verify a chain, then a tree, each beside a row that does not change; then a plain step.
+
+    Both passes have the same width, so the other row shows whether rows of a pass change each
+    other.
+    """
+    row, other = runner.open(ref.prompt[:1]), runner.open(ref.prompt[:3])
+    chain = ref.reading(1, len(ref.draft) + 2)
+    line, before = runner.forward([row, other], [chain, EMPTY])
+    # Accept so much that two prompt tokens are left, and the next pass has the same width.
+    runner.commit([row], [range(PROMPT - 3)], [ref.prompt[1:]])
+    tree, after = runner.forward([row, other], [ref.draft, EMPTY])
+    found = [changed(runner, before.logits, after.logits)]
+    found += [ref.along(one.logits[0], 0, 2) for one in (before, after)]
+    found += [ref.along(got, 0, i) for i, got in enumerate(line.logits)]
+    found += [ref.at(got, node) for node, got in enumerate(tree.logits, -1)]
+    return found + step(runner, ref, row, ACCEPTED)
+
+
+def step(runner: Runner, ref: Reference, row: SequenceRow, path: Sequence[int]) -> list[Finding]:
+    """Run a pass over one token after an accepted path that is not the first in memory."""
+    tokens = [ref.nodes[node] for node in LEAVES[1]]
+    runner.commit([row], [path], [tokens])
+    last = ref.at(runner.forward([row], [EMPTY])[0].logits[0], LEAVES[1][-1])
+    found = [replace(last, sole=True)]
+    state = first_recurrent_state(row.state)
+    if state is not None and ref.state is not None:
+        found.append(_state_finding(runner, ref.state, state))
+    return found
+
+
+def changed(runner: Runner, before: Tensor, after: Tensor) -> Finding:
+    """Compare rows (n, V) of two passes that should be equal."""
+    change = max(distance(a, b) for a, b in zip(before, after, strict=True))
+    what = "rows of a pass change each other"
+    return Finding(change, independence(runner.loaded), what, sole=True)
 
 
 def _check_chain(runner: Runner, ref: Reference) -> list[Finding]:
@@ -215,12 +211,12 @@ def _check_steps(runner: Runner, ref: Reference, state: Tensor | None = None) ->
             runner.commit([row], [[]], [[following]])
     stepped = first_recurrent_state(row.state)
     if state is not None and stepped is not None:
-        found.append(state_finding(runner, state, stepped))
+        found.append(_state_finding(runner, state, stepped))
     runner.close(row)
     return found
 
 
-def state_finding(runner: Runner, state: Tensor, stepped: Tensor) -> Finding:
+def _state_finding(runner: Runner, state: Tensor, stepped: Tensor) -> Finding:
     """Compare two recurrent states after the same tokens."""
     error = distance(stepped.flatten(), state.flatten())
     return Finding(error, floor(runner.loaded), "the recurrent state differs", sole=True)

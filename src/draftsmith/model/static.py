@@ -69,7 +69,7 @@ class Buffer:
                 for like in (alike[0].keys, alike[0].values)
             )
             self.slots.append(Slots(alike[0].window, layers, keys, values))
-        self.layers: dict[int, tuple[Window | None, Tensor, Tensor]] = {
+        self.layers: dict[int, tuple[Window, Tensor, Tensor]] = {
             layer: (slots.window, slots.keys[:, i], slots.values[:, i])
             for slots in self.slots
             for i, layer in enumerate(slots.layers)
@@ -117,9 +117,7 @@ def kinds(parts: Sequence[Slots]) -> tuple[Any, ...]:
 class StaticPass(PassCache):
     """Cache of one pass of fixed shape over the buffer of one row."""
 
-    def __init__(
-        self, buffer: Buffer, slots: Tensor, masks: Mapping[Window | None, Tensor]
-    ) -> None:
+    def __init__(self, buffer: Buffer, slots: Tensor, masks: Mapping[Window, Tensor]) -> None:
         """`slots` (Q,): where the pass writes. `masks`: (1, 1, Q, C) by window."""
         super().__init__()
         self._buffer, self._slots, self._masks = buffer, slots, masks

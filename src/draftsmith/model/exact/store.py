@@ -22,7 +22,7 @@ from draftsmith.model.exact.widths import Widths
 from draftsmith.model.masks import Span
 from draftsmith.model.packed import PackedPass, PackedStore, Slots
 from draftsmith.model.rows import SequenceRow
-from draftsmith.model.windows import Window
+from draftsmith.model.windows import Window, first_visible
 
 _BITS: dict[torch.dtype, tuple[torch.dtype, Any, int]] = {
     torch.bfloat16: (torch.int16, np.uint16, 16),
@@ -46,19 +46,19 @@ class ExactPass(PackedPass):
         self,
         rows: Sequence[SequenceRow],
         parts: Sequence[Span],
-        windows: Sequence[Window | None],
+        windows: Sequence[Window],
         recorded: bool,
     ) -> None:
         super().__init__(rows, parts, windows, recorded)
         self._rows, self._recorded = rows, recorded
-        self._seen: dict[tuple[Window | None, int, int], _Views] = {}
+        self._seen: dict[tuple[Window, int, int], _Views] = {}
         self._bits: dict[int, tuple[Any, Any]] = {}
         self._places = [
             {layer: (s, i) for s in row.state for i, layer in enumerate(s.layers)} for row in rows
         ]
         """Buffer and index of each layer's keys, by row. New rows get theirs during the pass."""
 
-    def _masks_of(self, window: Window | None, device: torch.device) -> list[Tensor | None]:
+    def _masks_of(self, window: Window, device: torch.device) -> list[Tensor | None]:
         if self._recorded:
             return super()._masks_of(window, device)
         return [None] * len(self._spans)
@@ -130,7 +130,7 @@ def _attend(
 _NO_SINKS = np.zeros(0, np.float32)
 
 
-def _views(span: Span, window: Window | None, dropped: int) -> _Views:
+def _views(span: Span, window: Window, dropped: int) -> _Views:
     """Return what each query sees: a run [low, high) of slots, then slots of further ancestors."""
     lows, highs, starts = [], [], [0]
     slots: list[int] = []
@@ -142,7 +142,7 @@ def _views(span: Span, window: Window | None, dropped: int) -> _Views:
         joins = above == (own, ())
         end, beyond = (own + 1, ()) if joins else (above[0], (*above[1], own))
         paths.append((end, beyond))
-        first = 0 if window is None else window.first(position)
+        first = first_visible(window, position)
         lows.append(min(max(first, dropped), end) - dropped)
         highs.append(end - dropped)
         slots += [at - dropped for at in beyond if span.positions[at - span.cached] >= first]

@@ -6,7 +6,7 @@ Shapes: `n` positions, `d` width of a state, `K` tokens of the head, `V` vocabul
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -84,16 +84,11 @@ class Head(nn.Module, ABC):
 
     def get_input_embeddings(self) -> Any:
         """Return an object with the embeddings as its weight, for the device of input ids."""
-        return _Weight(self.embeddings)
+        return SimpleNamespace(weight=self.embeddings)
 
     def get_output_embeddings(self) -> Any:
         """Return None, because `forward` returns states."""
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Weight:
-    weight: Tensor
 
 
 def embeddings_of(model: ModelFacts, who: str) -> Tensor:
