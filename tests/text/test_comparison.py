@@ -121,16 +121,6 @@ def test_what_comes_back_of_real_texts(
     assert (inside == [text.encode() for text in texts]) == (name != "t5-small")
 
 
-def test_a_space_before_a_text_is_lost_and_in_the_middle_of_one_is_not(
-    named: dict[str, Vocabulary],
-) -> None:
-    llama2 = named["llama2"]
-    ids = llama2.tokenizer.encode(" a", add_special_tokens=False).ids
-    assert llama2.tokenizer.decode(ids) == "a"
-    assert llama2.bytes_of(llama2.encode(" a")) == b" a"
-    assert llama2.bytes_of(llama2.encode("a▁b")) == b"a b"
-
-
 @pytest.mark.slow
 def test_the_largest_pair_takes_a_dozen_calls_per_token(shared_data: Path) -> None:
     """About two seconds; counted, not timed, since other work may run beside this."""
