@@ -100,12 +100,6 @@ def named(shared_data: Path) -> dict[str, Vocabulary]:
 
 
 @pytest.mark.slow
-def test_the_papers_overlaps(named: dict[str, Vocabulary]) -> None:
-    assert intersect(named["llama3"], named["qwen2"]).size == 109_566
-    assert 109_566 / count(named["llama3"]) == pytest.approx(0.856, abs=5e-4)  # the paper: 0.854
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_what_comes_back_of_real_texts(
     name: str, named: dict[str, Vocabulary], shared_data: Path
