@@ -158,6 +158,17 @@ def test_a_stream_shows_bytes_that_are_no_text_while_they_come() -> None:
     assert stream.held() == "\ufffd" * UNFINISHED
 
 
+def test_what_may_begin_a_stop_string_is_held_back() -> None:
+    class Sequence:
+        ids: list[int]
+
+    stream, sequence = TextStream(tiny.tokenizer(), stop=["abc"]), Sequence()
+    for sequence.ids in ([token] for token in plain(*b"abd abc")):
+        ended = stream(sequence, None)  # type: ignore[arg-type]
+    assert stream.take() == ["", "", "abd", " ", "", "", ""]
+    assert (ended, stream.stopped, stream.held()) == ("stop", "abc", "")
+
+
 @pytest.mark.parametrize("form", ["bytes", "fallback"])
 def test_s6_a_token_begins_where_all_before_it_has_ended(form: str) -> None:
     tokenizer = tiny.tokenizer() if form == "bytes" else byte_fallback()

@@ -337,8 +337,8 @@ def needs_control(pattern: str) -> bool:
         text, digits = atom[0], next(filter(None, atom.groups()), None)
         code = int(digits, 16) if digits else ord(text) if len(text) == 1 else _CODES.get(text)
         if members is None:
-            if text[0] == "[":
-                members = [None] if text == "[^" else []
+            if text == "[":
+                members = []  # with "^" as a member if it is negated: it has others, too
             elif code in _LONE:
                 return True
         elif text != "]":
@@ -363,10 +363,10 @@ _LONG = re.compile(r"(?<!\\)(\\\\)*\\u00([01]|7f)|\x7f")
 """A control character in JSON text."""
 _ATOM = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\[xuU]\{([0-9a-fA-F]+)\}"
-    r"|\\.|\[\^|.",
+    r"|\\.|.",
     re.DOTALL,
 )
-"""A character or an escape in a pattern, or the beginning of a class."""
+"""A character or an escape in a pattern."""
 _CODES = {r"\a": 7, r"\v": 11}
 _LONE: set[int | None] = {*range(0x20), 0x7F} - {ord(one) for one in "\b\t\n\f\r"}
 """Characters that have no short escape in JSON."""
