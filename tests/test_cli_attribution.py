@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial, partialmethod
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,9 +17,10 @@ import tiny
 from command import call as run_command
 from draftsmith.cli import run as cli_run
 from draftsmith.cli.attribution_page import Answer, page
+from draftsmith.cli.loading import load_engine
+from draftsmith.cli.options import ModelOptions
 from draftsmith.engine.attribution import Copy, Span
 from draftsmith.engine.engine import Engine
-from draftsmith.text.tokenizer import token_texts
 
 PROMPT = "hello world, <b>the quick & brown fox</b> jumps over the lazy dog"
 
@@ -34,27 +36,22 @@ def parrot(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return scores
 
 
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = tiny.save(tmp_path_factory.mktemp("model"))
+    return load_engine(ModelOptions(model=str(folder), budget="8"), {})
+
+
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A model whose answers are copies."""
-    folder = tmp_path / "model"
-    tiny.save(folder)
-    stream = Engine.stream
-
-    def repeating(self: Engine, prompt: Any, **options: Any) -> Any:
-        return stream(self, prompt, **options, processors=parrot)
-
-    monkeypatch.setattr(Engine, "stream", repeating)
-    return str(folder)
+def ask(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`draftsmith run` with a model whose answers are copies."""
+    monkeypatch.setattr(cli_run, "load_engine", lambda *_: engine)
+    monkeypatch.setattr(Engine, "stream", partialmethod(Engine.stream, processors=parrot))
+    return partial(run_command, "run", PROMPT, "--raw", "--max-new-tokens", "24")
 
 
-def call(model: str, *args: str) -> Any:
-    common = ["run", "-m", model, PROMPT, "--raw", "--max-new-tokens", "24", "--budget", "8"]
-    return run_command(*common, *args)
-
-
-def test_plain_markers(model: str) -> None:
-    plain, marked = call(model), call(model, "--attribute")
+def test_plain_markers(ask: Any) -> None:
+    plain, marked = ask(), ask("--attribute")
     assert marked.exit_code == 0, marked.output
     found = re.findall(r"⟦(.*?)⟧\[(\d+):(\d+)\]", marked.stdout, re.DOTALL)
     assert found
@@ -71,22 +68,22 @@ def test_plain_markers(model: str) -> None:
     assert "cut after 24 tokens" in marked.stderr
 
 
-def test_colours_in_a_terminal(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_in_a_terminal(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
     def terminal() -> Console:
         return Console(force_terminal=True, color_system="standard", highlight=False, width=2000)
 
     monkeypatch.setattr(cli_run, "stdout", terminal)
-    shown = call(model, "--attribute").stdout
+    shown = ask("--attribute").stdout
     assert "⟦" not in shown
     assert "\x1b[4;32m" in shown  # underlined and green
     plain = re.sub(r"\x1b\[[\d;]*m", "", shown)
-    assert re.sub(r"\[\d+:\d+\]", "", plain) == call(model).stdout
+    assert re.sub(r"\[\d+:\d+\]", "", plain) == ask().stdout
 
 
-def test_json_lists_copies(model: str) -> None:
-    answer = json.loads(call(model, "--json").stdout)["answers"][0]
+def test_json_lists_copies(ask: Any) -> None:
+    answer = json.loads(ask("--json").stdout)["answers"][0]
     ids = [*tiny.tokenizer()(PROMPT)["input_ids"], *answer["tokens"]]
     assert answer["copies"]
     for copy in answer["copies"]:
@@ -94,13 +91,13 @@ def test_json_lists_copies(model: str) -> None:
         assert copy["text"] in answer["text"]
 
 
-def test_bad_options_are_told_at_once(model: str, tmp_path: Path) -> None:
+def test_bad_options_are_told_at_once(ask: Any, tmp_path: Path) -> None:
     for args, wanted in (
         (["--attribute", "--show-drafts"], "both colour the answer"),
         (["--attribute-html", str(tmp_path / "no" / "page.html")], "No such file or directory"),
         (["--attribute-html", str(tmp_path)], "it is a folder; give the path of a file"),
     ):
-        result = call(model, *args)
+        result = ask(*args)
         assert result.exit_code == 2
         assert wanted in result.stderr
         assert result.stdout == ""
@@ -137,11 +134,11 @@ class Reader(HTMLParser):
             self.panes[-1] += data
 
 
-def test_the_page_shows_answer_and_prompt_untouched(model: str, tmp_path: Path) -> None:
+def test_the_page_shows_answer_and_prompt_untouched(ask: Any, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    result = call(model, "--attribute-html", str(path))
+    result = ask("--attribute-html", str(path))
     assert result.exit_code == 0, result.output
-    assert result.stdout == call(model).stdout  # the answer still comes as it is made
+    assert result.stdout == ask().stdout  # the answer still comes as it is made
     assert f"wrote {path}" in result.stderr
     text = path.read_text(encoding="utf-8")
     read = Reader(text)
@@ -176,9 +173,9 @@ def test_the_page_ties_copies_to_their_sources() -> None:
     assert "4 of 7 tokens copied, in 2 spans" in text
 
 
-def test_several_answers_share_a_page(model: str, tmp_path: Path) -> None:
+def test_several_answers_share_a_page(ask: Any, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    call(model, "--attribute-html", str(path), "-n", "2", "--json")
+    ask("--attribute-html", str(path), "-n", "2", "--json")
     text = path.read_text(encoding="utf-8")
     assert "Answer 2 of 2" in text
     assert len(Reader(text).panes) == 4
@@ -196,15 +193,3 @@ def test_texts_of_an_answer_that_goes_on_a_text() -> None:
     assert result.text == " a a a"
     ids = engine.generate(result.prompt_tokens, **says)
     assert cli_run.answer_texts(engine, ids) == ["a", " a", " a"]
-
-
-def test_token_texts_join_to_the_text() -> None:
-    tokenizer = tiny.tokenizer()
-    for text in ("", "hello wörld ☃ 𝄞", PROMPT):
-        ids = tokenizer(text)["input_ids"]
-        assert "".join(token_texts(tokenizer, ids)) == text
-        assert len(token_texts(tokenizer, ids)) == len(ids)
-    ids = tokenizer("<s>hello</s>")["input_ids"]
-    assert "".join(token_texts(tokenizer, ids)) == "hello"
-    assert token_texts(tokenizer, ids, special=True)[0] == "<s>"
-    assert token_texts(tokenizer, ids[:1]) == [""]

@@ -282,13 +282,8 @@ def test_lines_are_short(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)
-def test_sentences_are_short(page: Path) -> None:
+def test_sentences_are_short_and_their_words_the_fields(page: Path) -> None:
     for sentence in prose(page.read_text(encoding="utf-8")):
         words = [word for word in sentence.split() if re.search(r"\w", word)]
         assert len(words) <= WORDS, f"{len(words)} words: {sentence}"
-
-
-@pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)
-def test_words_are_the_fields(page: Path) -> None:
-    for sentence in prose(page.read_text(encoding="utf-8")):
         assert not (found := PRIVATE.search(sentence)), f"{found[0]!r}: {sentence}"

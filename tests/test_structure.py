@@ -6,10 +6,10 @@ import ast
 import re
 import subprocess
 import sys
-import tokenize
 import tomllib
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,9 +35,14 @@ ORDER = [
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> set[str]:
     """Parts of draftsmith that a file imports at run time."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     typing_only = {
         id(child)
         for node in ast.walk(tree)
@@ -76,21 +81,12 @@ def test_imports_point_one_way() -> None:
     assert not wrong
 
 
-def test_the_core_is_pure_torch() -> None:
-    for path in (SOURCE / "core").glob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        assert "transformers import" not in text
-        assert "import transformers" not in text
-
-
 def test_only_model_and_integrations_touch_transformers() -> None:
     allowed = "model", "integrations", "cli", "lab/train"
     for path in files():
         if not any(path.is_relative_to(SOURCE / folder) for folder in allowed):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            for node in ast.walk(tree):
-                module = getattr(node, "module", None) or ""
-                assert not module.startswith("transformers"), path
+            text = path.read_text(encoding="utf-8")
+            assert not re.search(r"^\s*(from|import) transformers\b", text, re.M), path
 
 
 def test_a_token_is_accepted_in_one_place_only() -> None:
@@ -141,13 +137,13 @@ def test_the_library_loads_neither_the_laboratory_nor_its_extras() -> None:
 
 
 def test_the_wheel_stays_small() -> None:
-    """What pyproject puts into it, compressed file by file as a wheel is, keeps below 20 MB."""
+    """What pyproject puts into it keeps below 20 MB, even if compressed less than a wheel is."""
     root = SOURCE.parents[1]
     settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     left_out = [root / p for p in settings["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]]
     assert all(path.exists() for path in left_out)
     packed = sum(
-        len(zlib.compress(path.read_bytes()))
+        len(zlib.compress(path.read_bytes(), 1))
         for path in SOURCE.rglob("*")
         if path.is_file()
         and "__pycache__" not in path.parts
@@ -156,8 +152,9 @@ def test_the_wheel_stays_small() -> None:
     assert packed < 20e6
 
 
-def modules_named(tree: ast.Module, known: set[str]) -> set[str]:
+def modules_named(path: Path, known: set[str]) -> set[str]:
     """Modules of the package that a file imports at its top, for type checkers too."""
+    tree = parsed(path)
     inside = {
         id(child)
         for node in ast.walk(tree)
@@ -185,10 +182,7 @@ def test_no_module_imports_itself_by_a_detour() -> None:
     recipe = SOURCE.parents[1] / "recipes" / "builtin"
     names |= {path.stem: path for path in recipe.glob("*.py")}  # scripts, found by their folder
     assert "circuit" in names
-    waiting = {
-        name: modules_named(ast.parse(path.read_text(encoding="utf-8")), set(names))
-        for name, path in names.items()
-    }
+    waiting = {name: modules_named(path, set(names)) for name, path in names.items()}
     while free := {name for name, needs in waiting.items() if not needs & waiting.keys()}:
         waiting = {name: needs for name, needs in waiting.items() if name not in free}
     circle = {name: sorted(needs & waiting.keys()) for name, needs in waiting.items()}
@@ -221,7 +215,7 @@ def test_every_tensor_says_where_it_lies() -> None:
         "rand", "randint", "randn", "randperm", "tensor", "zeros",
     }  # fmt: skip
     for path in files():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
             if ast.unparse(node.func.value) == "torch" and node.func.attr in makers:
@@ -239,17 +233,15 @@ them."""
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the comments, docstrings and error messages of a file with their lines."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Expr | ast.Raise):
             inside = [node.value] if isinstance(node, ast.Expr) else ast.walk(node)
             for part in inside:
                 if isinstance(part, ast.Constant) and isinstance(part.value, str):
                     yield part.lineno, part.value
-    with path.open("rb") as file:
-        for token in tokenize.tokenize(file.readline):
-            if token.type == tokenize.COMMENT:
-                yield token.start[0], token.string
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if found := re.search(r"(?:^|\s)# .*", line):  # in a string, too: that costs nothing
+            yield number, found[0]
 
 
 def test_comments_docstrings_and_errors_use_plain_words() -> None:

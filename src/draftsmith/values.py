@@ -21,7 +21,7 @@ Number = TypeVar("Number", int, float)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _NUMERIC = ("int", "uint", "float", "bfloat")
-"""PrefixCache of the dtype names of real numbers in NumPy, PyTorch and JAX."""
+"""Prefixes of the dtype names of real numbers in NumPy, PyTorch and JAX."""
 
 
 def number(

@@ -100,12 +100,6 @@ def named(shared_data: Path) -> dict[str, Vocabulary]:
 
 
 @pytest.mark.slow
-def test_the_papers_overlaps(named: dict[str, Vocabulary]) -> None:
-    assert intersect(named["llama3"], named["qwen2"]).size == 109_566
-    assert 109_566 / count(named["llama3"]) == pytest.approx(0.856, abs=5e-4)  # the paper: 0.854
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_what_comes_back_of_real_texts(
     name: str, named: dict[str, Vocabulary], shared_data: Path
@@ -119,16 +113,6 @@ def test_what_comes_back_of_real_texts(
     assert (back == texts) == (name != "t5-small")
     inside = [middle.bytes_of(middle.encode(text)) for text in texts]
     assert (inside == [text.encode() for text in texts]) == (name != "t5-small")
-
-
-def test_a_space_before_a_text_is_lost_and_in_the_middle_of_one_is_not(
-    named: dict[str, Vocabulary],
-) -> None:
-    llama2 = named["llama2"]
-    ids = llama2.tokenizer.encode(" a", add_special_tokens=False).ids
-    assert llama2.tokenizer.decode(ids) == "a"
-    assert llama2.bytes_of(llama2.encode(" a")) == b" a"
-    assert llama2.bytes_of(llama2.encode("a▁b")) == b"a b"
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 
 import tiny
 from draftsmith.text.tokenizer import (
-    MOST_HELD,
     UNFINISHED,
     StreamDecoder,
     TextStream,
@@ -81,11 +80,12 @@ BYTES = (0x61, 0x20, 0xE6, 0x97, 0xA5, 0xF0, 0x9F, 0xA6, 0x8A, 0xFF, 0x80)
 
 
 @given(st.lists(st.integers(0, 5 + len(BYTES)), max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 def test_pieces_of_any_bytes_join_to_the_whole_text(chosen: list[int]) -> None:
     tokenizer, known = tiny.tokenizer(), [0, 1, 2, 300, 301, 302, *plain(*BYTES)]
     ids = [known[i] for i in chosen]
-    assert "".join(token_texts(tokenizer, ids)) == decode(tokenizer, ids)
+    assert "".join(texts := token_texts(tokenizer, ids)) == decode(tokenizer, ids)
+    assert len(texts) == len(ids)
     assert "".join(token_texts(tokenizer, ids, special=True)) == tokenizer.decode(
         ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
     )
@@ -98,7 +98,7 @@ def test_pieces_of_any_bytes_join_to_the_whole_text(chosen: list[int]) -> None:
         )
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 def test_pieces_of_byte_tokens_join_to_the_whole_text(parts: list[list[int]]) -> None:
     """Whole characters of one to four bytes, control tokens and spaces between them."""
     tokenizer, ids = byte_fallback(), [i for part in parts for i in part]
@@ -130,7 +130,6 @@ def test_what_becomes_no_character_is_streamed_in_linear_time(
         pieces = []
         for token in ids:
             pieces.append(decoder.push(token))
-            assert len(decoder._held) <= MOST_HELD
             assert len(decoder.unfinished()) <= UNFINISHED
         costs.append(counting.decoded)
         text = "".join(pieces) + decoder.unfinished()
@@ -157,6 +156,17 @@ def test_a_stream_shows_bytes_that_are_no_text_while_they_come() -> None:
         assert stream(Sequence(), None) is None  # type: ignore[arg-type]
     assert "".join(stream.take()) == "\ufffd" * (100 - UNFINISHED)
     assert stream.held() == "\ufffd" * UNFINISHED
+
+
+def test_what_may_begin_a_stop_string_is_held_back() -> None:
+    class Sequence:
+        ids: list[int]
+
+    stream, sequence = TextStream(tiny.tokenizer(), stop=["abc"]), Sequence()
+    for sequence.ids in ([token] for token in plain(*b"abd abc")):
+        ended = stream(sequence, None)  # type: ignore[arg-type]
+    assert stream.take() == ["", "", "abd", " ", "", "", ""]
+    assert (ended, stream.stopped, stream.held()) == ("stop", "abc", "")
 
 
 @pytest.mark.parametrize("form", ["bytes", "fallback"])
@@ -199,7 +209,7 @@ def check_cuts(tokenizer: Any, text: str) -> None:
 
 
 @given(st.text("onceat ▁🦊日\n", max_size=20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 def test_a_text_and_what_goes_on_it_join(text: str) -> None:
     check_cuts(tiny.sentencepiece(), "once" + text)
     check_cuts(tiny.tokenizer(), "once" + text)
@@ -223,8 +233,11 @@ def test_what_stands_before_is_found() -> None:
 STORY = "Once upon a time, \n\n  a 🦊 saw 日本 and ▁.\tThe end"
 
 
+SLOW = ["mistral-v1", "qwen2", "llama3", "phi-2", "falcon"]
+
+
 @pytest.mark.parametrize(
-    "name", ["llama2", "mistral-v1", "gpt2", "qwen2", "llama3", "phi-2", "falcon"]
+    "name", ["llama2", "gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
 def test_real_tokenizers_keep_the_space(shared_data: Path, name: str) -> None:
     path = shared_data / "tokenizers" / name / "tokenizer.json"
@@ -236,7 +249,7 @@ def test_real_tokenizers_keep_the_space(shared_data: Path, name: str) -> None:
 
 
 @given(st.lists(st.integers(0, 5 + len(BYTES)), max_size=20), st.integers(0, 20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 def test_byte_level_text_is_the_same_behind_anything(chosen: list[int], cut: int) -> None:
     tokenizer, known = tiny.tokenizer(), [0, 1, 2, 300, 301, 302, *plain(*BYTES)]
     ids = [known[i] for i in chosen]

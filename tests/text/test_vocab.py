@@ -160,7 +160,10 @@ NASTY = (
 )
 
 
-@pytest.mark.parametrize("name", ["gpt2", "qwen2", "llama2", "llama3", "mistral-v1", "phi-2"])
+SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in ("qwen2", "llama3", "mistral-v1", "phi-2")]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama2", *SLOW])
 def test_real_encodings_give_the_bytes_back(name: str, shared_data: Path) -> None:
     vocabulary = table(real(name, shared_data))
 
@@ -175,6 +178,14 @@ def test_real_encodings_give_the_bytes_back(name: str, shared_data: Path) -> Non
         check(text.encode() if isinstance(text, str) else text)
     strings = st.one_of(st.binary(), st.text("a \t\r\n<|>s/é日🙂").map(str.encode))
     settings(max_examples=100, deadline=None)(given(strings)(check))()
+
+
+def test_a_space_before_a_text_is_lost_and_in_the_middle_of_one_is_not(shared_data: Path) -> None:
+    llama2 = table(real("llama2", shared_data))
+    ids = llama2.tokenizer.encode(" a", add_special_tokens=False).ids
+    assert llama2.tokenizer.decode(ids) == "a"
+    assert llama2.bytes_of(llama2.encode(" a")) == b" a"
+    assert llama2.bytes_of(llama2.encode("a▁b")) == b"a b"
 
 
 def test_special_names_in_a_text_stay_text() -> None:
@@ -236,8 +247,7 @@ def test_the_canonical_id_is_the_one_that_the_tokenizer_writes() -> None:
     assert vocabulary.ids[b"\xff"] == trained("llama").token_to_id("<0xFF>")
 
 
-@pytest.mark.parametrize("a", KINDS)
-@pytest.mark.parametrize("b", KINDS)
+@pytest.mark.parametrize(("a", "b"), [*itertools.combinations_with_replacement(KINDS, 2)])
 def test_the_maps_undo_each_other(a: str, b: str) -> None:
     target, drafter = Vocabulary.of(trained(a), 400), Vocabulary.of(trained(b), 350)
     shared = intersect(target, drafter)
@@ -264,8 +274,6 @@ def test_a_toy_needs_no_tokenizer() -> None:
     assert shared.to_drafter.tolist() == [2, -1, 0, 1]
     assert shared.size == 3
     assert target.bytes_of([3, 2, 1]) == b"abb"
-    with pytest.raises(UnsupportedError, match="has no tokenizer"):
-        target.encode("a")
 
 
 def with_replacement_characters(*strip: decoders.Decoder) -> Tokenizer:
@@ -321,14 +329,10 @@ def test_tokens_that_depend_on_their_neighbours_are_refused() -> None:
 
 
 def test_tokens_in_less_than_characters_need_a_known_alphabet() -> None:
-    strange = Tokenizer(models.WordLevel({"a": 0, "<0xE6>": 1}, unk_token="a"))
-    strange.decoder = decoders.Sequence([decoders.Replace("<0xE6>", "\ufffd"), decoders.Fuse()])
-    with pytest.raises(UnsupportedError, match="'<0xE6>', writes no whole character"):
-        Vocabulary.of(strange)
     long = "<0xE6>" + 80 * " "
     strange = Tokenizer(models.WordLevel({"a": 0, long: 1}, unk_token="a"))
     strange.decoder = decoders.Sequence([decoders.Replace(long, "\ufffd"), decoders.Fuse()])
-    with pytest.raises(UnsupportedError, match=r"'<0xE6> +\.\.\. +', writes no whole"):
+    with pytest.raises(UnsupportedError, match=r"'<0xE6> +\.\.\. +', writes no whole character"):
         Vocabulary.of(strange)
 
 
@@ -340,8 +344,5 @@ def test_unfinished_characters_are_held_back(text: str) -> None:
         assert data.startswith(kept)
         assert text.startswith(kept.decode())
         assert end - len(kept) <= 3
-
-
-def test_bytes_that_cannot_become_a_character_are_not_held_back() -> None:
-    assert complete(b"a\xff") == b"a\xff"
+    assert complete(b"a\xff") == b"a\xff"  # which cannot become a character
     assert complete(b"a\xe6\x97") == b"a"

@@ -16,14 +16,7 @@ from cyclopts import Parameter
 
 from draftsmith.cli.loading import awaited, load_engine, short
 from draftsmith.cli.options import ModelOptions, OptionText, OutputOptions, Sampling
-from draftsmith.cli.render import (
-    AnswerPrinter,
-    label,
-    say_end,
-    say_failures,
-    say_notices,
-    show_stats,
-)
+from draftsmith.cli.render import AnswerPrinter, label, say_end, say_notices, show_stats
 from draftsmith.cli.report import note, show_error, stderr
 from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
 from draftsmith.storage import write_text
@@ -141,7 +134,6 @@ class Conversation:
                 self.results.append(result)
         if stop.is_set():
             note("(stopped)")
-        say_failures(self.engine, result)
         say_end(self.engine, result)
         printer.legend(result.sources)
         if self.output.stats:

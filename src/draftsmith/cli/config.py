@@ -30,10 +30,7 @@ def config(*, as_json: Json = False) -> None:
 
     What is typed wins.
     """
-    data = defaults.read()
-    for name in data:
-        if name not in known():
-            raise UnknownName(f"command in {defaults.path()}", name, known())
+    data = defaults.read(known())
     found = [one for name in data for one in _options(application([name])[name], [name], data)]
     if as_json:
         options = [{"command": command, "option": o, "value": v} for command, o, v in found]

@@ -21,8 +21,11 @@ def path() -> str:
         return ""
 
 
-def read() -> dict[str, Any]:
-    """Return what the file holds, nothing where there is no file; raises LoadError."""
+def read(commands: Collection[str]) -> dict[str, Any]:
+    """Return what the file holds, nothing where there is no file.
+
+    Raises LoadError, and UnknownName for a table of no command.
+    """
     file = path()
     if not os.path.exists(file):
         return {}
@@ -30,9 +33,13 @@ def read() -> dict[str, Any]:
 
     try:
         with open(file, "rb") as opened:
-            return tomllib.load(opened)
+            data = tomllib.load(opened)
     except (OSError, ValueError) as error:
         raise LoadError(f"cannot read {file}: {error}") from error
+    for name in data:
+        if name not in commands:
+            raise UnknownName(f"command in {file}", name, commands)
+    return data
 
 
 def table(data: Mapping[str, Any], words: Iterable[str]) -> Mapping[str, Any]:
@@ -51,11 +58,7 @@ def fill(
 
     Raises UnknownName or LoadError for what the file cannot mean.
     """
-    data, file = read(), path()
-    for name in data:
-        if name not in commands:
-            raise UnknownName(f"command in {file}", name, commands)
-    given = table(data, words)
+    given, file = table(read(commands), words), path()
     names = {name.lstrip("-"): one.name for one in arguments for name in one.positives}
     for name in given:
         if name.replace("_", "-") not in names and name not in app:

@@ -58,7 +58,7 @@ def doctor(
         show(record)
 
 
-def examine(loaded: LoadedModel, head: str | None = None) -> dict[str, Any]:
+def examine(loaded: LoadedModel, head: str | None) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values; `head`: a drafter with a trained head."""
     from draftsmith.model.load import load
     from draftsmith.model.measure import compare_dtypes, versions

@@ -17,9 +17,6 @@ from draftsmith.errors import DraftsmithError
 if TYPE_CHECKING:
     from draftsmith.core.drafter import Drafter
 
-REQUIRED = "(required)"
-"""What is shown as the default of an option that has none."""
-
 
 def drafters(
     name: Annotated[
@@ -76,7 +73,7 @@ def _describe(name: str) -> None:
         table = plain_table("\noption", "\ndefault", "\ntype", header=True)
         for option in fields(cls):
             kind = getattr(option.type, "__name__", option.type)
-            table.add_row(option.name, _default(option) or REQUIRED, str(kind))
+            table.add_row(option.name, _default(option) or "(required)", str(kind))
         console.print(table)
         example = f'"{name}({_defaults(cls, 2)})"'
     console.print(Text.assemble("\nUse it with ", (f"-d {example}", "bold")))

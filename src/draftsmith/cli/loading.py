@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from draftsmith import builtin
 from draftsmith.cli.options import ModelOptions, PlaceOptions
-from draftsmith.cli.report import note, showing, stderr
+from draftsmith.cli.report import note, stderr
 from draftsmith.errors import LoadError
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def waiting(what: str) -> Iterator[None]:
     """Say on stderr what takes long: in a terminal at once, else when it has taken `PATIENCE`."""
     console = stderr()
     if console.is_terminal:
-        with console.status(what), showing(console):
+        with console.status(what):
             yield
         return
     late = Timer(PATIENCE, note, [what])
@@ -186,7 +186,7 @@ EVERY = 30
 @contextlib.contextmanager
 def bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar that its caller advances; in a file, a line every half minute."""
-    with progress(transient=True) as shown, showing(shown.console):
+    with progress(transient=True) as shown:
         number, last = shown.add_task(what, total=total), monotonic()
 
         def advance(done: int) -> None:

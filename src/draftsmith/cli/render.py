@@ -179,16 +179,13 @@ def say_notices(engine: Engine) -> None:
         note(f"note: this model decodes plainly, without drafts: {why}")
 
 
-def say_failures(engine: Engine, result: GenerationResult) -> None:
-    """Print failures of drafting that were handled."""
+def say_end(engine: Engine, result: GenerationResult, before: str | None = None) -> None:
+    """Print failures of drafting that were handled, whether the answer was cut off, and whether it
+    lacks or repeats lines of an edited file."""
     if result.stats.failed_passes or result.stats.drafter_failures:
         for said in result.notices:
             if said not in engine.notices:
                 note(f"note: {said}")
-
-
-def say_end(engine: Engine, result: GenerationResult, before: str | None = None) -> None:
-    """Print whether the answer was cut off, or lacks or repeats lines of an edited file."""
     tokens, room = len(result.tokens), engine.model.context_length
     if result.finish_reason == "length":
         passage = looping(result.tokens)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from rich.console import Console
@@ -71,23 +70,10 @@ def _out_of_memory(error: BaseException) -> bool:
     return named or "can't allocate memory" in str(error)
 
 
-_SHOWING: list[Console] = []
-"""Consoles on which a spinner or bars are shown now."""
-
-
-@contextlib.contextmanager
-def showing(console: Console) -> Iterator[None]:
-    """Let what is written to stderr meanwhile stand above a spinner or bars on this console."""
-    _SHOWING.append(console)
-    try:
-        yield
-    finally:
-        _SHOWING.remove(console)
-
-
+@cache
 def stderr() -> Console:
-    """The console for everything that is not the answer. Made anew: tests swap the streams."""
-    return _SHOWING[-1] if _SHOWING else stdout(stderr=True)
+    """The console for all but the answer; only one, so that notes stand above a spinner."""
+    return stdout(stderr=True)
 
 
 def stdout(*, stderr: bool = False) -> Console:

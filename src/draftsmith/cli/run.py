@@ -28,7 +28,6 @@ from draftsmith.cli.render import (
     AnswerPrinter,
     plural,
     say_end,
-    say_failures,
     say_notices,
     show_stats,
     visible,
@@ -191,7 +190,6 @@ def run(
                     if attribution.attribute and not as_json:
                         show_copies(engine, stream.result)
             if not as_json:
-                say_failures(engine, stream.result)
                 say_end(engine, stream.result, before)
             if "seed" in options:
                 options["seed"] += 1

@@ -29,7 +29,7 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.openmp import end_team
 from draftsmith.model.taps import needs_of
 from draftsmith.text import tokenizer as text
-from draftsmith.text.grammar import Compiled, Grammar
+from draftsmith.text.grammar import Compiled, Grammar, GrammarState
 from draftsmith.text.thoughts import ThinkingState, Thoughts
 from draftsmith.text.vocab import Vocabulary
 from draftsmith.values import is_number, number, shown, token_ids
@@ -245,7 +245,7 @@ class Request:
         first, further = generation_config.config_processors(settings, len(ids), ends, model.device)
         thinking, grammar = self._thinking(ids), None
         if self.grammar is not None:
-            grammar = self.grammar.state(len(ids), thinking)
+            grammar = GrammarState(self.grammar, len(ids), thinking)
         # After all changes to the scores.
         last = [state for state in (grammar, thinking) if state is not None]
         distribution = Distribution.of(

@@ -53,6 +53,10 @@ class Grammar:
     kind: Literal["JSON schema", "regular expression", "Lark grammar"]
     text: str
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise OptionError(f"a {self.kind} must be a text, got {shown(self.text)}")
+
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> Grammar:
         """Create a grammar for JSON that fits a schema, without white space, with keys in its
@@ -84,7 +88,7 @@ class Grammar:
         The syntax is that of Rust's regex crate: no look-around, no back-references. Raises
         OptionError if it is no text.
         """
-        return cls("regular expression", _text(pattern, "a regular expression"))
+        return cls("regular expression", pattern)
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
@@ -92,7 +96,7 @@ class Grammar:
 
         Raises OptionError if it is no text.
         """
-        return cls("Lark grammar", _text(text, "a Lark grammar"))
+        return cls("Lark grammar", text)
 
 
 class Grammars:
@@ -102,7 +106,7 @@ class Grammars:
         """`vocab_size`: width of the logits."""
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
         self._tokenizers: dict[tuple[int, ...], Any] = {}
-        self._compiled: dict[tuple[Grammar, tuple[int, ...]], Compiled] = {}
+        self._compiled = lru_cache(KEPT)(lambda *given: deeply(self._build, *given))
 
     def compile(self, grammar: Grammar, end_ids: Sequence[int]) -> Compiled:
         """Compile a grammar; the text must be followed by one of `end_ids`.
@@ -116,12 +120,7 @@ class Grammars:
                 "grammar must be created by Grammar.json_schema, json_object, regex or lark, got "
                 f"{grammar!r}"
             )
-        ends = tuple(i for i in end_ids if i < self.vocab_size)
-        found = self._compiled.pop((grammar, ends), None) or deeply(self._build, grammar, ends)
-        self._compiled[grammar, ends] = found
-        for oldest in list(self._compiled)[:-KEPT]:
-            self._compiled.pop(oldest, None)
-        return found
+        return self._compiled(grammar, tuple(i for i in end_ids if i < self.vocab_size))
 
     def _build(self, grammar: Grammar, ends: tuple[int, ...]) -> Compiled:
         if not ends:
@@ -175,13 +174,6 @@ class Compiled:
     """The LLTokenizer for which it was compiled."""
     end_ids: tuple[int, ...]
 
-    def state(self, prompt_length: int, thinking: ThinkingState | None = None) -> GrammarState:
-        """Return the state for a sequence with `prompt_length` ids before the answer.
-
-        With `thinking`, the grammar applies after the thoughts.
-        """
-        return GrammarState(self, prompt_length, thinking)
-
 
 class GrammarState:
     """State of one answer in its grammar; also a processor of its scores.
@@ -192,7 +184,7 @@ class GrammarState:
     def __init__(
         self, compiled: Compiled, prompt_length: int, thinking: ThinkingState | None = None
     ) -> None:
-        """`thinking`: the thoughts before the answer, which may have any text but an end."""
+        """`prompt_length`: ids before the answer. `thinking`: thoughts that come before it."""
         self.compiled, self.thinking = compiled, thinking
         self.matcher = compiled.start.deep_copy()
         self.read = prompt_length
@@ -345,8 +337,8 @@ def needs_control(pattern: str) -> bool:
         text, digits = atom[0], next(filter(None, atom.groups()), None)
         code = int(digits, 16) if digits else ord(text) if len(text) == 1 else _CODES.get(text)
         if members is None:
-            if text[0] == "[":
-                members = [None] if text == "[^" else []
+            if text == "[":
+                members = []  # with "^" as a member if it is negated: it has others, too
             elif code in _LONE:
                 return True
         elif text != "]":
@@ -371,10 +363,10 @@ _LONG = re.compile(r"(?<!\\)(\\\\)*\\u00([01]|7f)|\x7f")
 """A control character in JSON text."""
 _ATOM = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\[xuU]\{([0-9a-fA-F]+)\}"
-    r"|\\.|\[\^|.",
+    r"|\\.|.",
     re.DOTALL,
 )
-"""A character or an escape in a pattern, or the beginning of a class."""
+"""A character or an escape in a pattern."""
 _CODES = {r"\a": 7, r"\v": 11}
 _LONE: set[int | None] = {*range(0x20), 0x7F} - {ord(one) for one in "\b\t\n\f\r"}
 """Characters that have no short escape in JSON."""
@@ -414,13 +406,6 @@ class _Spelt:
 
     def __call__(self, text: bytes) -> list[int]:
         return self.encode(text)
-
-
-def _text(given: object, what: str) -> str:
-    """Return a text; raise OptionError for anything else."""
-    if not isinstance(given, str):
-        raise OptionError(f"{what} must be a text, got {shown(given)}")
-    return given
 
 
 def _library() -> Any:

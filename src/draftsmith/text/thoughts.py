@@ -60,17 +60,13 @@ class Thoughts:
         return True if text.endswith(self.begin) else False if text.endswith(self.end) else None
 
 
-def _tagged(begin: str, end: str) -> Thoughts:
-    return Thoughts(begin, end, end)
-
-
 _FINAL = "<|channel|>final<|message|>"
 _TAUGHT = {
     r"<\|channel\|>analysis": Thoughts("", _FINAL, f"<|end|><|start|>assistant{_FINAL}"),
-    r"\[/THINK\]": _tagged("[THINK]", "[/THINK]"),
-    r"</seed:think>": _tagged("<seed:think>", "</seed:think>"),
-    r"<\|channel>thought": _tagged("<|channel>thought", "<channel|>"),
-    r"</think>": _tagged("<think>", "</think>"),
+    r"\[/THINK\]": Thoughts("[THINK]", "[/THINK]", "[/THINK]"),
+    r"</seed:think>": Thoughts("<seed:think>", "</seed:think>", "</seed:think>"),
+    r"<\|channel>thought": Thoughts("<|channel>thought", "<channel|>", "<channel|>"),
+    r"</think>": Thoughts("<think>", "</think>", "</think>"),
 }
 """What a chat template holds (gpt-oss, Magistral, Seed-OSS, Gemma 4, all others) → the tags."""
 
@@ -111,7 +107,7 @@ class ThinkingState:
                 "their limit and the grammar"
             )
         self._written: int | None = None
-        """Return how many tokens of `closing` were emitted, once the limit is reached."""
+        """Tokens of `closing` emitted since the limit was reached; None before."""
         self._past: dict[str, list[int]] = {}
 
     def follow(self, new: Sequence[int]) -> int | None:

@@ -269,7 +269,7 @@ def split_stops(tokenizer: Any, stop: abc.Sequence[str]) -> tuple[list[str], lis
     if not stop or tokenizer is None:
         return list(stop), []
     added = tokenizer.get_added_vocab().items()
-    special = {token: i for token, i in added if _hidden(tokenizer, i)}
+    special = {token: i for token, i in added if decode(tokenizer, [i]) == ""}
     strings = [s for s in stop if s not in special]
     for string in strings:
         inside = next((t for t in special if t in string), None)
@@ -279,11 +279,6 @@ def split_stops(tokenizer: Any, stop: abc.Sequence[str]) -> tuple[list[str], lis
                 f"use {inside!r} alone, or the text before it"
             )
     return strings, [special[s] for s in stop if s in special]
-
-
-def _hidden(tokenizer: Any, token: int) -> bool:
-    """Return whether an added token is left out of decoded text."""
-    return decode(tokenizer, [token]) == ""
 
 
 UNFINISHED = 3
