@@ -197,37 +197,30 @@ def application(api: Api) -> FastAPI:
 
 
 def _tell_errors(app: FastAPI) -> None:
-    """Install handlers that return every error in OpenAI's or Anthropic's form."""
+    """Make the application return every error in OpenAI's or Anthropic's form."""
 
-    def refused(request: Request, refusal: Refusal) -> Response:
-        fields = {"path": request.url.path[:200], "status": refusal.status, "code": refusal.code}
+    async def refused(request: Request, error: Exception) -> Response:
+        path = request.url.path[:200]
+        match error:
+            case RecursionError():
+                refusal = Refusal(400, "the body is nested too deeply")
+            case RequestValidationError():
+                refusal = Refusal.of_validation(error.errors())
+            case HTTPException():
+                message = str(error.detail)
+                if error.status_code == 404 and message == "Not Found":
+                    paths = [getattr(route, "path", "") for route in app.routes]
+                    message = f"there is no {path}{hint(path, paths)}"
+                refusal = Refusal(error.status_code, message, headers=error.headers)
+            case _:
+                refusal = Refusal.of(error)
+        if isinstance(error, DraftsmithError) and refusal is not error and refusal.status >= 500:
+            log.error("failed", exc_info=error)  # uvicorn logs those that are not ours
+        fields = {"path": path, "status": refusal.status, "code": refusal.code}
         log.info("refused", extra={"fields": fields})
         body = refusal.anthropic if "/v1/messages" in request.url.path else refusal.body
         return JSONResponse(body, refusal.status, refusal.headers)
 
-    @app.exception_handler(DraftsmithError)
-    async def ours(request: Request, error: DraftsmithError) -> Response:
-        refusal = Refusal.of(error)
-        if refusal.status >= 500 and refusal is not error:
-            log.error("failed", exc_info=error)
-        return refused(request, refusal)
-
-    @app.exception_handler(RecursionError)
-    async def deep(request: Request, _: RecursionError) -> Response:
-        return refused(request, Refusal(400, "the body is nested too deeply"))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return refused(request, Refusal.of_validation(error.errors()))
-
-    @app.exception_handler(HTTPException)
-    async def usual(request: Request, error: HTTPException) -> Response:
-        message, path = str(error.detail), request.url.path[:200]
-        if error.status_code == 404 and message == "Not Found":
-            paths = [getattr(route, "path", "") for route in app.routes]
-            message = f"there is no {path}{hint(path, paths)}"
-        return refused(request, Refusal(error.status_code, message, headers=error.headers))
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return refused(request, Refusal.of(error))
+    errors = DraftsmithError, RecursionError, RequestValidationError, HTTPException, Exception
+    for kind in errors:
+        app.add_exception_handler(kind, refused)
