@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from serving import api_of, client_of, engine, events, loaded, said
+from serving import api_of, client_of, engine, events, said, templated
 from starlette.testclient import TestClient
 
 import tiny
@@ -30,37 +30,41 @@ def messages(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": "hello CONTINUED"}, {"role": "assistant", "content": text}]
 
 
-@pytest.fixture(params=[tiny.TEMPLATE, TRIMMING, THINKING], ids=["plain", "trimming", "thinking"])
-def client(request: Any) -> Iterator[TestClient]:
-    tokenizer = copy.deepcopy(tiny.tokenizer())
-    tokenizer.chat_template = request.param
-    with client_of(api_of(Engine(load(loaded().model, tokenizer)))) as made:
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with templated(tiny.TEMPLATE) as made:
         yield made
 
 
-def test_s2_the_last_message_is_continued_with_its_white_space(client: TestClient) -> None:
-    for text in TEXTS:
-        asked = {"messages": messages(text), "max_tokens": 8, "temperature": 0}
-        told = client.post(CHAT, json=asked | {"continue_final_message": True})
-        assert told.status_code == 200, told.text
-        rendered = client.post("/tokenize", json={"messages": messages(text),
-                                                  "continue_final_message": True})  # fmt: skip
-        ids = rendered.json()["tokens"]
-        prompt = client.post("/detokenize", json={"tokens": ids}).json()["prompt"]
-        assert prompt.startswith("<s>user: hello CONTINUED</s><s>assistant: ")
-        assert prompt.endswith(text)
-        assert prompt.count("assistant") == 1
-        plain = client.post("/v1/completions", json={"prompt": ids, "max_tokens": 8})
-        answer = told.json()["choices"][0]["message"]["content"]
-        assert answer == plain.json()["choices"][0]["text"]
-        assert told.json()["usage"]["prompt_tokens"] == len(ids)
-        for more in ({"add_generation_prompt": False},
-                     {"add_generation_prompt": False, "continue_final_message": True},
-                     {"chat_template_kwargs": {"continue_final_message": True}}):  # fmt: skip
-            again = client.post(CHAT, json=asked | more)
-            assert again.json()["choices"][0]["message"]["content"] == answer, more
-        streamed = client.post(CHAT, json=asked | {"continue_final_message": True, "stream": True})
-        assert said(events(streamed)) == answer
+@pytest.mark.parametrize("template", [tiny.TEMPLATE, TRIMMING, THINKING], ids=["", "trim", "think"])
+def test_s2_the_last_message_is_continued_with_its_white_space(template: str) -> None:
+    with templated(template) as client:
+        for text in TEXTS:
+            check_continued(client, text)
+
+
+def check_continued(client: TestClient, text: str) -> None:
+    asked = {"messages": messages(text), "max_tokens": 8, "temperature": 0}
+    told = client.post(CHAT, json=asked | {"continue_final_message": True})
+    assert told.status_code == 200, told.text
+    rendered = client.post("/tokenize", json={"messages": messages(text),
+                                              "continue_final_message": True})  # fmt: skip
+    ids = rendered.json()["tokens"]
+    prompt = client.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    assert prompt.startswith("<s>user: hello CONTINUED</s><s>assistant: ")
+    assert prompt.endswith(text)
+    assert prompt.count("assistant") == 1
+    plain = client.post("/v1/completions", json={"prompt": ids, "max_tokens": 8})
+    answer = told.json()["choices"][0]["message"]["content"]
+    assert answer == plain.json()["choices"][0]["text"]
+    assert told.json()["usage"]["prompt_tokens"] == len(ids)
+    for more in ({"add_generation_prompt": False},
+                 {"add_generation_prompt": False, "continue_final_message": True},
+                 {"chat_template_kwargs": {"continue_final_message": True}}):  # fmt: skip
+        again = client.post(CHAT, json=asked | more)
+        assert again.json()["choices"][0]["message"]["content"] == answer, more
+    streamed = client.post(CHAT, json=asked | {"continue_final_message": True, "stream": True})
+    assert said(events(streamed)) == answer
 
 
 def test_s2_without_either_field_another_message_is_begun(client: TestClient) -> None:
