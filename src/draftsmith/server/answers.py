@@ -39,6 +39,14 @@ class PartEvents(ABC):
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
 
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """Return the body of a response that is not streamed."""
+
+    @abstractmethod
+    def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
+        """Yield the events of a streamed response. An error after its start is an event, too."""
+
     async def _streamed(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
         async for chunk in chunks:
             for one in self._take(self._choice.take(chunk).parts):

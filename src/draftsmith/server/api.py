@@ -22,7 +22,7 @@ from draftsmith.engine.sequence import TextSequence, partial_results, raise_fail
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.model.openmp import end_team
 from draftsmith.server.alternatives import Alternatives, speller
-from draftsmith.server.answers import Answer, Choice, Event
+from draftsmith.server.answers import Answer, Choice, Event, PartEvents
 from draftsmith.server.calls.formats import markers_of
 from draftsmith.server.chats import Chat, grammar_of
 from draftsmith.server.echo import Echo, echo_of
@@ -137,7 +137,7 @@ class Api:
         for number, tool in enumerate(body.tools or ()):
             ignored.fields(tool.function, FUNCTION, f"tools[{number}].function")
         call, answer = await self.begin_chat(body, salt, request, ignored)
-        return await self._reply(call, answer, request)
+        return await self.reply(call, answer, answer, request)
 
     async def begin_chat(
         self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
@@ -175,7 +175,7 @@ class Api:
         choices = [Choice(echo=echo) for echo in echoes for _ in range(body.n)]
         answer = Answer(body, self.name, self.spell, choices, prompts=len(prompts))
         call = await self._begin(body, prompts, salt, {"grammar": grammar}, request)
-        return await self._reply(call, answer, request)
+        return await self.reply(call, answer, answer, request)
 
     async def _echoes(
         self, body: CompletionRequest, prompts: Sequence[Any], salt: str
@@ -293,28 +293,25 @@ class Api:
             )
         return sequences
 
-    async def _reply(self, call: Call, answer: Answer, request: Request) -> Response:
-        """Return the response, streamed or whole as the request asks."""
-        if answer.body.stream:
-            return self.stream(call, answer, answer.events(call.chunks()))
-        return await self.whole(call, answer, answer.whole, request)
-
-    def stream(self, call: Call, answer: Answer, events: AsyncIterator[Event]) -> Response:
-        """Return a streamed response. It closes the call when it ends, also after an error."""
-        return Events(events, partial(self._close, call, answer), self.settings)
-
-    async def whole(
-        self, call: Call, answer: Answer, body: Callable[[], Any], request: Request
+    async def reply(
+        self, call: Call, answer: Answer, form: Answer | PartEvents, request: Request
     ) -> Response:
-        """Return a whole response, or an empty one if the client has disconnected."""
+        """Return the response, streamed or whole as the request asks; `form` writes its content.
 
-        async def ready() -> Any:
+        The call is closed when the response ends, also after an error. A whole response is empty if
+        the client has disconnected.
+        """
+        if answer.body.stream:
+            closing = partial(self._close, call, answer)
+            return Events(form.events(call.chunks()), closing, self.settings)
+
+        async def whole() -> Any:
             async for chunk in call.chunks():
                 answer.choices[chunk.index].take(chunk)
-            return body()
+            return form.whole()
 
         try:
-            made = await unless_gone(request, ready())
+            made = await unless_gone(request, whole())
             return Response(status_code=CLIENT_GONE) if made is None else JSONResponse(made)
         finally:
             self._close(call, answer)

@@ -46,10 +46,7 @@ async def respond(
     with renaming(_FIELDS):
         chat = chat_of(body, ignored)
         call, answer = await api.begin_chat(chat, salt, request, ignored)
-    reply = Reply(body, answer)
-    if body.stream:
-        return api.stream(call, answer, reply.events(call.chunks()))
-    return await api.whole(call, answer, reply.whole, request)
+    return await api.reply(call, answer, Reply(body, answer), request)
 
 
 def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
@@ -57,6 +54,7 @@ def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
     placed, form = _messages(body, ignored), (body.text or TextSettings()).format
     asked: dict[str, Any] = {
         "model": body.model,
+        "stream": body.stream,
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -266,13 +264,11 @@ class Reply(PartEvents):
         self._events = 0
 
     def whole(self) -> dict[str, Any]:
-        """Return the body of a response that is not streamed."""
         self._take(self._choice.parts)
         self._close(self._status)
         return self._body_of(self._status)
 
     async def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
-        """Yield the events of a streamed response. An error after its start is an event, too."""
         yield self._event("response.created", response=self._body_of("in_progress"))
         yield self._event("response.in_progress", response=self._body_of("in_progress"))
         try:
