@@ -381,6 +381,7 @@ TOOL = {"type": "function", "name": "f"}
     (CHAT, {"tools": [{"type": "function", "function": {}}]}, "needs a name"),
     (CHAT, {"tools": [{"type": "web_search"}]}, "tools.0"),
     (CHAT, {"tool_choice": "always"}, "tool_choice"),
+    (CHAT, {"thinking_token_budget": 5}, "thoughts in its chat template"),
     (CHAT, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     (CHAT, {"prediction": {"type": "content", "content": [{"type": "image"}]}}, "text only"),
     (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id"),

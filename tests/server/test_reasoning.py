@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import Ask, client_of, events, read, split, stream_of
+from serving import Ask, events, read, split, stream_of
 
 import tiny
 from draftsmith.server.reader import Reader
@@ -188,11 +188,3 @@ def test_effort_reaches_templates_that_know_it(ask: Ask) -> None:
     asked = [ask(CHAT, template, "x", messages=[USER], **more) for more in efforts]
     usage = [response.json()["usage"]["prompt_tokens"] for response in asked]
     assert usage[0] == usage[1] < usage[2]
-
-
-def test_a_limit_needs_thoughts() -> None:
-    with client_of() as client:
-        body = {"messages": [USER], "thinking_token_budget": 5}
-        error = client.post(CHAT, json=body).json()["error"]
-    assert error["param"] == "thinking_token_budget"
-    assert "thoughts in its chat template" in error["message"]

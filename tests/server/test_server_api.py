@@ -358,19 +358,6 @@ def test_formats_are_followed(client: TestClient) -> None:
         refused(client, 400, response_format=form)
 
 
-def test_messages_may_be_in_parts_and_carry_calls() -> None:
-    body = ChatRequest.model_validate({"messages": [
-        {"role": "developer", "content": [{"type": "text", "text": t} for t in "ab"]},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
-        {"role": "tool", "tool_call_id": "1", "content": "2", "unknown": True},
-    ]})  # fmt: skip
-    first, second, third = (message.plain() for message in body.messages)
-    assert first == {"role": "system", "content": "a\nb"}
-    assert second["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
-    assert third == {"role": "tool", "content": "2", "tool_call_id": "1"}
-
-
 def test_what_cannot_be_done_is_refused_with_the_reason(client: TestClient) -> None:
     assert refused(client, 404, model="gpt-4")["code"] == "model_not_found"
     assert "tempratur" in (error := refused(client, 400, tempratur=1))["message"]

@@ -103,7 +103,7 @@ def test_hard_texts_come_whole() -> None:
     assert "".join(text for choice in choices for text, _ in choice["sources"]) == HARD * 2
 
 
-@pytest.mark.parametrize("stop", ["🦊", "\u2029\u200d", "👩🏽", "a🦊"])
+@pytest.mark.parametrize("stop", ["\u2029\u200d", "a🦊"])
 def test_stops_of_several_tokens_are_seen_in_streams(stop: str) -> None:
     form = {"response_format": {"type": "regex", "pattern": HARD}, "max_tokens": 64, "stop": stop}
     with client_of() as client:
