@@ -80,11 +80,12 @@ def client() -> Iterator[TestClient]:
         yield client
 
 
-@pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "look_up"}}]
-)
-def test_a_call_can_be_forced(client: TestClient, choice: Any) -> None:
-    body = ASK | {"tool_choice": choice}
+@pytest.mark.parametrize(("choice", "tools"), [
+    ("required", TOOLS), ("required", TOOLS[::-1]),  # it takes one and the same
+    ({"type": "function", "function": {"name": "look_up"}}, TOOLS),
+])  # fmt: skip
+def test_a_call_can_be_forced(client: TestClient, choice: Any, tools: Any) -> None:
+    body = ASK | {"tool_choice": choice, "tools": tools}
     (told,) = client.post("/v1/chat/completions", json=body).json()["choices"]
     assert told["finish_reason"] == "tool_calls"
     assert told["message"]["content"] is None
@@ -200,7 +201,7 @@ def test_a_response_calls_tools_and_takes_what_they_gave(client: TestClient) -> 
     assert call["type"] == "function_call"
     assert told["status"] == "completed"
     streamed = stream_of(respond(client, input="hello", stream=True, **forced))
-    assert [event["type"].partition(".")[2] for event in streamed] == [
+    assert [*dict.fromkeys(event["type"].partition(".")[2] for event in streamed)] == [
         "created", "in_progress", "output_item.added", "function_call_arguments.delta",
         "function_call_arguments.done", "output_item.done", "completed",
     ]  # fmt: skip
