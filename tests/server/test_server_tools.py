@@ -263,9 +263,7 @@ def test_a_tool_of_free_text_is_called_with_text(ask: Ask) -> None:
     assert set(ids) == {item["id"] for item in done}
     assert done[1]["input"] == given
     output = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}
-    again = ask(
-        "/v1/responses", SHOWN, "so", **body | {"input": [*told.json()["output"], output]}
-    )
+    again = ask("/v1/responses", SHOWN, "so", **body | {"input": [*told.json()["output"], output]})
     assert again.json()["output"][0]["content"][0]["text"] == "so"
     forced = {"tool_choice": {"type": "custom", "name": "patch"}, "max_output_tokens": 40}
     (item,) = ask("/v1/responses", SHOWN, None, **body | forced).json()["output"]

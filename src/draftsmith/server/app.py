@@ -98,29 +98,27 @@ def application(api: Api) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request, caller: Caller) -> Response:
         """Answer a chat, whole or as server-sent events."""
-        ignored = Ignored(body, strict)
-        ignored.limit(body, settings.max_output)
+        ignored = Ignored(body, strict).limited(body, settings.max_output)
         return ignored.named(await api.chat(body, caller, request, ignored))
 
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request, caller: Caller) -> Response:
         """Continue one or more texts or lists of token ids."""
-        ignored = Ignored(body, strict)
-        ignored.limit(body, settings.max_output)
+        ignored = Ignored(body, strict).limited(body, settings.max_output)
         return ignored.named(await api.complete(body, caller, request))
+
+    # Agents send many fields that have no meaning in the next interfaces: none is refused there.
 
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request, caller: Caller) -> Response:
         """Answer a conversation, given as a list of items. Nothing is stored."""
-        ignored = Ignored(body, strict=False)  # agents send many fields that have no meaning here
-        ignored.limit(body, settings.max_output)
+        ignored = Ignored(body, strict=False).limited(body, settings.max_output)
         return ignored.named(await responses.respond(api, body, caller, request, ignored))
 
     @app.post("/v1/messages")
     async def message(body: MessagesRequest, request: Request, caller: Caller) -> Response:
         """Answer a chat in Anthropic's format."""
-        ignored = Ignored(body, strict=False)  # as above
-        ignored.limit(body, settings.max_output)
+        ignored = Ignored(body, strict=False).limited(body, settings.max_output)
         return ignored.named(await messages.respond(api, body, caller, request, ignored))
 
     # Not `async`, so that FastAPI runs it in another thread: long texts take a while.
