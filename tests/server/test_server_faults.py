@@ -164,9 +164,11 @@ def test_a_full_queue_is_told_and_empties(gate: Gate) -> None:
 
 
 def test_time_is_limited(gate: Gate) -> None:
-    with client_of(api_of(gated(gate), timeout=0.1)) as client:
+    with client_of(api_of(gated(gate), timeout=0.3)) as client:
         streamed = client.post(CHAT, json=ASK | {"stream": True})
-        assert events(streamed)[-1]["error"]["code"] == "timeout"
+        late = streamed.status_code == 504  # where even preparing takes longer
+        told = streamed.json() if late else events(streamed)[-1]
+        assert told["error"]["code"] == "timeout"
         # The step still goes on, and nobody can be put in line.
         assert client.post(CHAT, json=ASK).status_code == 504
         assert client.get("/health").status_code == 200

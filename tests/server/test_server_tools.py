@@ -51,6 +51,7 @@ CALL = f"<tool_call>{ADD}</tool_call>"
     ("hermes", '<tool_call>{"name":"sub","arguments":{"t":"\\ud83d"}}</tool_call>'),
     ("hermes", '<tool_call>{"name":"add\\ud83d","arguments":{}}</tool_call>'),
     ("hermes", '<tool_call>{"name":"add","arguments":"\\ud83d"}</tool_call>'),
+    ("hermes", '<tool_call>{"name":"sub","arguments":{}} is not closed'),
     ("llama", '{"name": "add", "parameters": {"x": NaN}}'),
     ("llama", '{"name": "nobody", "parameters": {}}'),
     ("llama", '{"answer": 42}'), ("llama", ' {"name": "add"'),
