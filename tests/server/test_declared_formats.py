@@ -11,7 +11,9 @@ import pytest
 from serving import Ask, events, read, streamed_calls
 
 import tiny
+from draftsmith.engine.sequence import Piece
 from draftsmith.server.calls.declared import declared
+from draftsmith.server.calls.source import Call
 from draftsmith.server.reader import Reader
 
 TOKENIZER = copy.deepcopy(tiny.tokenizer())
@@ -61,6 +63,13 @@ def test_transformers_finds_thoughts_text_and_calls_in_any_parts(
             assert told[1].startswith("so")
         else:
             assert told == expected, size
+
+
+def test_a_tag_that_is_a_token_reaches_transformers() -> None:
+    own: Callable[..., Any] = lambda source: declared(source, TOKENIZER, "", [])  # noqa: E731
+    reader = Reader(tools={"f": None}, markers={5: "@end"}, own=own)
+    found = reader.push([Piece("@call:f{}", 9, "target", 0.0), Piece("", 5, "target", 0.0)])
+    assert [part.name for part in found if isinstance(part, Call)] == ["f"]
 
 
 def test_a_tokenizer_s_own_format_is_served(ask: Ask, tagged: Any) -> None:

@@ -348,6 +348,7 @@ c'", "'''it's \"\"\" 'here' '''", '"""a"b""c\nd"""', "''", '""""""', "'\\0'", r"
         expected = json.loads(json.dumps(eval(value.replace(r"\q", r"\\q"))))
         assert read("pythonic", [text])[1] == [("add", {"a": expected})]
         assert read("pythonic", list(text))[1] == [("add", {"a": expected})]
+    assert read("pythonic", ["[add(a={1: 2})]"]) == ("[add(a={1: 2})]", [])
 
 
 # --- the table ------------------------------------------------------------------------------------
