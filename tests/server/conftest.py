@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import Ask, api_of, client_of, loaded
+from serving import HIDDEN, SHOWN, Ask, api_of, client_of, loaded, saying
 from transformers import AddedToken
 
 import tiny
@@ -20,11 +20,10 @@ from draftsmith.model.load import load
 
 @pytest.fixture(scope="session")
 def tagged() -> Engine:
-    """An engine whose tokenizer has the tags of thoughts, calls and channels as tokens."""
+    """An engine whose tokenizer has tags as tokens: some that its text shows, and others."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
-    tokenizer.add_tokens([AddedToken(tag) for tag in ("<think>", "</think>")])
-    hidden = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"]
-    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in hidden])
+    tokenizer.add_tokens([AddedToken(tag) for tag in SHOWN])
+    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in HIDDEN])
     model = copy.deepcopy(loaded().model)
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     return Engine(load(model, tokenizer))
@@ -44,21 +43,14 @@ def spelt(engine: Engine, text: str) -> Grammar:
 @pytest.fixture
 def ask(tagged: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ask]:
     """Ask a model, of a template, for an answer that it then gives word for word."""
-    api, prepare = api_of(tagged, max_output=1000), tagged.prepare
-    answers: list[Grammar | None] = []
+    api, answers = api_of(tagged, max_output=1000, allow_drafters=True), list[Grammar | None]()
 
-    def prepared(options: dict[str, Any], began: float | None = None) -> Any:
-        fixed = {"grammar": answers[-1], "thoughts": None} if answers[-1] is not None else {}
-        return prepare({**options, **fixed}, began)
-
-    monkeypatch.setattr(tagged, "prepare", prepared)
-
-    def asking(path: str, template: str, answer: str | None, **more: Any) -> Any:
-        answers.append(None if answer is None else spelt(tagged, answer))
+    def asking(path: str, template: str, answer: str | Grammar | None, **more: Any) -> Any:
+        answers.append(spelt(tagged, answer) if isinstance(answer, str) else answer)
         monkeypatch.setattr(api.tokenizer, "chat_template", template)
         response = client.post(path, json=more)
         assert response.status_code == 200, response.text
         return response
 
-    with client_of(api) as client:
+    with client_of(api) as client, saying(tagged, lambda: answers[-1]):
         yield asking

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -18,23 +19,32 @@ from functools import cache
 from typing import Any
 
 import httpx2
+import pytest
 from benchmarks.turns import Guard
 from starlette.testclient import TestClient
 
 import tiny
+from draftsmith import Grammar
 from draftsmith.engine.engine import Engine
+from draftsmith.engine.sequence import Piece
 from draftsmith.model.load import load
 from draftsmith.server.api import Api
 from draftsmith.server.app import application
-from draftsmith.server.calls.source import Part, add
+from draftsmith.server.calls.source import Call, Part, TextPart, add
 from draftsmith.server.keys import Keys
+from draftsmith.server.reader import Reader
 from draftsmith.server.run import server
 from draftsmith.server.settings import Settings
 
 Ask = Callable[..., httpx2.Response]
-"""(path, chat template, what the model answers, fields of the body) → the response."""
+"""(path, chat template, what the model answers or None, fields of the body) → the response."""
 MODEL = "edit-1m"
 """What the command serves unless it is told otherwise."""
+SHOWN = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+"""Tags that are tokens and stand in the text."""
+HIDDEN = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>", "<|python_tag|>",
+          "[TOOL_CALLS]", "[ARGS]"]  # fmt: skip
+"""Tags that are tokens and do not."""
 
 
 @cache
@@ -60,6 +70,32 @@ def merged(parts: Iterable[Part]) -> list[Part]:
     return found
 
 
+def parsed(reader: Reader, parts: Iterable[str]) -> list[Part]:
+    """What a reader makes of an answer that comes in parts."""
+    found = [part for text in parts for part in reader.push([Piece(text, 9, "target", 0.0)])]
+    return merged(found + reader.end())
+
+
+def read(reader: Reader, parts: Iterable[str]) -> tuple[str, str, list[tuple[str, str]]]:
+    """What is thought, said and called in an answer that comes in parts."""
+    found = parsed(reader, parts)
+    texts = [part for part in found if isinstance(part, TextPart)]
+    thought = "".join(part.text for part in texts if part.thought)
+    said = "".join(part.text for part in texts if not part.thought)
+    calls = [(part.name, part.arguments) for part in found if isinstance(part, Call)]
+    return thought, said, calls
+
+
+def split(rng: random.Random, text: str) -> list[str]:
+    """A text in parts of any size."""
+    parts = []
+    while text:
+        size = rng.choice([1, 2, 3, 5, 8, 40])
+        parts.append(text[:size])
+        text = text[size:]
+    return parts
+
+
 def streamed_calls(chunks: Sequence[Any]) -> list[Any]:
     """The calls of a streamed chat's first choice, put together as OpenAI's client does."""
     found = list[Any]()
@@ -79,6 +115,30 @@ def streamed_calls(chunks: Sequence[Any]) -> list[Any]:
 def client_of(api: Api | None = None) -> Iterator[TestClient]:
     with TestClient(application(api or api_of())) as client:
         yield client
+
+
+@contextmanager
+def templated(template: str, **settings: Any) -> Iterator[TestClient]:
+    """A client of a server whose model has this chat template."""
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.chat_template = template
+    with client_of(api_of(Engine(load(loaded().model, tokenizer)), **settings)) as client:
+        yield client
+
+
+@contextmanager
+def saying(made: Engine, answer: Callable[[], Grammar | None]) -> Iterator[None]:
+    """The model says in chats what it is told to, unless that is None."""
+    prepare = made.prepare
+
+    def prepared(options: dict[str, Any], began: float | None = None) -> Any:
+        fixed = answer() if "thoughts" in options else None
+        more = {} if fixed is None else {"grammar": fixed, "thoughts": None}
+        return prepare(options | more, began)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made, "prepare", prepared)
+        yield
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from serving import Ask, events, streamed_calls
+from serving import Ask, events, read, streamed_calls
 
 import tiny
 from draftsmith.engine.sequence import Piece
 from draftsmith.server.calls.declared import declared
-from draftsmith.server.calls.source import Call, TextPart
+from draftsmith.server.calls.source import Call
 from draftsmith.server.reader import Reader
 
 TOKENIZER = copy.deepcopy(tiny.tokenizer())
@@ -37,15 +37,10 @@ FORMAT = {
 TOKENIZER.response_template = FORMAT
 
 
-def read(prompt: str, parts: list[str]) -> tuple[str, str, list[Any]]:
+def read_by(prompt: str, parts: list[str]) -> tuple[str, str, list[Any]]:
     own: Callable[..., Any] = lambda source: declared(source, TOKENIZER, prompt, [])  # noqa: E731
-    reader = Reader(tools={"f": None}, own=own)
-    found = [part for text in parts for part in reader.push([Piece(text, 9, "target", 0.0)])]
-    found += reader.end()
-    said = [part for part in found if isinstance(part, TextPart)]
-    calls = [(call.name, json.loads(call.arguments)) for call in found if isinstance(call, Call)]
-    thought = "".join(part.text for part in said if part.thought)
-    return thought, "".join(part.text for part in said if not part.thought), calls
+    thought, said, calls = read(Reader(tools={"f": None}, own=own), parts)
+    return thought, said, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 @pytest.mark.parametrize(("prompt", "text", "expected"), [
@@ -61,13 +56,20 @@ def test_transformers_finds_thoughts_text_and_calls_in_any_parts(
 ) -> None:
     for size in (1, 2, 3, 7, 100):
         parts = [text[at : at + size] for at in range(0, len(text), size)]
-        told = read(prompt, parts)
+        told = read_by(prompt, parts)
         if expected is None:  # what cannot be parsed loses nothing that is no tag
             assert told[2] == []
             assert told[1].replace(" ", "").endswith(text.partition("f")[2].replace(" ", ""))
             assert told[1].startswith("so")
         else:
             assert told == expected, size
+
+
+def test_a_tag_that_is_a_token_reaches_transformers() -> None:
+    own: Callable[..., Any] = lambda source: declared(source, TOKENIZER, "", [])  # noqa: E731
+    reader = Reader(tools={"f": None}, markers={5: "@end"}, own=own)
+    found = reader.push([Piece("@call:f{}", 9, "target", 0.0), Piece("", 5, "target", 0.0)])
+    assert [part.name for part in found if isinstance(part, Call)] == ["f"]
 
 
 def test_a_tokenizer_s_own_format_is_served(ask: Ask, tagged: Any) -> None:

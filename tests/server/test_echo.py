@@ -60,7 +60,7 @@ def check(model: Any, ids: list[int], seen: dict[str, Any], top: int) -> None:
             assert max(best.values()) == pytest.approx(float(row.max()), abs=1e-5)
 
 
-@pytest.mark.parametrize("top", [0, 1, 5])
+@pytest.mark.parametrize("top", [0, 5])
 def test_s5_a_prompt_is_told_back_with_what_the_model_gives_its_tokens(
     client: TestClient, top: int
 ) -> None:

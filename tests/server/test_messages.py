@@ -219,7 +219,7 @@ def test_errors_have_anthropics_shape() -> None:
         assert client.post(MESSAGES, json=body, headers=headers).status_code == 200
 
 
-@pytest.mark.parametrize("limit", range(20, 90, 7))
+@pytest.mark.parametrize("limit", [4, 30, 60])
 def test_a_call_that_is_cut_off_keeps_its_arguments_so_far(ask: Ask, limit: int) -> None:
     """In all interfaces, whole and streamed, as OpenAI and Anthropic do it."""
     given = json.dumps({"a": "word " * 30})

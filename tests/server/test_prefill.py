@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import api_of, client_of, engine, events, loaded, said
+from serving import api_of, client_of, engine, events, said, templated
 from starlette.testclient import TestClient
 
 import tiny
@@ -30,37 +30,43 @@ def messages(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": "hello CONTINUED"}, {"role": "assistant", "content": text}]
 
 
-@pytest.fixture(params=[tiny.TEMPLATE, TRIMMING, THINKING], ids=["plain", "trimming", "thinking"])
-def client(request: Any) -> Iterator[TestClient]:
-    tokenizer = copy.deepcopy(tiny.tokenizer())
-    tokenizer.chat_template = request.param
-    with client_of(api_of(Engine(load(loaded().model, tokenizer)))) as made:
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with templated(tiny.TEMPLATE) as made:
         yield made
 
 
-def test_s2_the_last_message_is_continued_with_its_white_space(client: TestClient) -> None:
-    for text in TEXTS:
-        asked = {"messages": messages(text), "max_tokens": 8, "temperature": 0}
-        told = client.post(CHAT, json=asked | {"continue_final_message": True})
-        assert told.status_code == 200, told.text
-        rendered = client.post("/tokenize", json={"messages": messages(text),
-                                                  "continue_final_message": True})  # fmt: skip
-        ids = rendered.json()["tokens"]
-        prompt = client.post("/detokenize", json={"tokens": ids}).json()["prompt"]
-        assert prompt.startswith("<s>user: hello CONTINUED</s><s>assistant: ")
-        assert prompt.endswith(text)
-        assert prompt.count("assistant") == 1
-        plain = client.post("/v1/completions", json={"prompt": ids, "max_tokens": 8})
-        answer = told.json()["choices"][0]["message"]["content"]
-        assert answer == plain.json()["choices"][0]["text"]
-        assert told.json()["usage"]["prompt_tokens"] == len(ids)
-        for more in ({"add_generation_prompt": False},
-                     {"add_generation_prompt": False, "continue_final_message": True},
-                     {"chat_template_kwargs": {"continue_final_message": True}}):  # fmt: skip
-            again = client.post(CHAT, json=asked | more)
-            assert again.json()["choices"][0]["message"]["content"] == answer, more
-        streamed = client.post(CHAT, json=asked | {"continue_final_message": True, "stream": True})
-        assert said(events(streamed)) == answer
+@pytest.mark.parametrize("template", [tiny.TEMPLATE, TRIMMING, THINKING], ids=["", "trim", "think"])
+def test_s2_the_last_message_is_continued_with_its_white_space(template: str) -> None:
+    with templated(template) as client:
+        for text in TEXTS:
+            check_continued(client, text)
+
+
+def check_continued(client: TestClient, text: str) -> None:
+    asked = {"messages": messages(text), "max_tokens": 8, "temperature": 0}
+    told = client.post(CHAT, json=asked | {"continue_final_message": True})
+    assert told.status_code == 200, told.text
+    rendered = client.post("/tokenize", json={"messages": messages(text),
+                                              "continue_final_message": True})  # fmt: skip
+    ids = rendered.json()["tokens"]
+    prompt = client.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+    assert prompt.startswith("<s>user: hello CONTINUED</s><s>assistant: ")
+    assert prompt.endswith(text)
+    assert prompt.count("assistant") == 1
+    plain = client.post("/v1/completions", json={"prompt": ids, "max_tokens": 8})
+    answer = told.json()["choices"][0]["message"]["content"]
+    assert answer == plain.json()["choices"][0]["text"]
+    assert told.json()["usage"]["prompt_tokens"] == len(ids)
+    streamed = client.post(CHAT, json=asked | {"continue_final_message": True, "stream": True})
+    assert said(events(streamed)) == answer
+    if text != TEXTS[1]:
+        return
+    for more in ({"add_generation_prompt": False},
+                 {"add_generation_prompt": False, "continue_final_message": True},
+                 {"chat_template_kwargs": {"continue_final_message": True}}):  # fmt: skip
+        again = client.post(CHAT, json=asked | more)
+        assert again.json()["choices"][0]["message"]["content"] == answer, more
 
 
 def test_s2_without_either_field_another_message_is_begun(client: TestClient) -> None:
@@ -126,16 +132,12 @@ def test_s2_programs_continue_messages_by_the_same_words() -> None:
         made.chat().stream("hello", chat_template_kwargs=options)
 
 
-def refusing(text: Callable[[str], str]) -> Any:
-    tokenizer = copy.deepcopy(tiny.tokenizer())
-    tokenizer.chat_template = text("m['content']").join(tiny.TEMPLATE.split("m['content']"))
-    return tokenizer
-
-
 def test_s2_a_template_that_changes_the_text_is_not_guessed_at() -> None:
     options = {"continue_final_message": True}
+    lowering = copy.deepcopy(tiny.tokenizer())
+    lowering.chat_template = tiny.TEMPLATE.replace("m['content']", "m['content'] | lower")
     with pytest.raises(PromptError, match="does not show the last message unchanged"):
-        render_chat(refusing(lambda name: f"{name} | lower"), messages("a"), options)
+        render_chat(lowering, messages("a"), options)
     parts = [*messages("a")[:1], {"role": "assistant", "content": [{"type": "text", "text": "a"}]}]
     with pytest.raises(PromptError, match="must have a text"):
         render_chat(tiny.tokenizer(), parts, options)

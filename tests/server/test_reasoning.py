@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import Ask, client_of, events, merged, stream_of
+from serving import Ask, events, read, split, stream_of
 
 import tiny
-from draftsmith.engine.sequence import Piece
-from draftsmith.server.calls.source import Call, TextPart
 from draftsmith.server.reader import Reader
 from draftsmith.text.thoughts import Thoughts
 
@@ -23,30 +22,7 @@ CHANNELS = "{# <|channel|>analysis #}"
 HARMONY = CHANNELS + tiny.TEMPLATE.replace("assistant: {{", "<|start|>assistant{{")
 PARTS = ["<think>", "</think>", "</think", "<|end|>", "<|channel|>final<|message|>", "<|start|>",
          "\n", " ", "a", "so", "é🦊", '{"a": 1}', "<tool_call>", "."]  # fmt: skip
-
-
-class Template:
-    def __init__(self, template: str) -> None:
-        self.chat_template = template
-
-
-def read(reader: Reader, parts: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
-    """What is thought, said and called."""
-    found = [part for text in parts for part in reader.push([Piece(text, 9, "target", 0.0)])]
-    found += reader.end()
-    said = [part for part in found if isinstance(part, TextPart)]
-    calls = [(part.name, part.arguments) for part in merged(found) if isinstance(part, Call)]
-    thought = "".join(part.text for part in said if part.thought)
-    return thought, "".join(part.text for part in said if not part.thought), calls
-
-
-def split(rng: random.Random, text: str) -> list[str]:
-    parts = []
-    while text:
-        size = rng.choice([1, 2, 3, 8, 40])
-        parts.append(text[:size])
-        text = text[size:]
-    return parts
+TAGS = Thoughts.of(SimpleNamespace(chat_template=TAGGED))
 
 
 def written(rng: random.Random, without: str) -> str:
@@ -57,8 +33,7 @@ def written(rng: random.Random, without: str) -> str:
 @pytest.mark.parametrize("opened", [True, False])
 @pytest.mark.parametrize("called", [True, False])
 def test_thoughts_between_tags_are_the_same_in_any_parts(opened: bool, called: bool) -> None:
-    rng, tags = random.Random(f"{opened} {called}"), Thoughts.of(Template(TAGGED))
-    assert tags is not None
+    rng = random.Random(f"{opened} {called}")
     for _ in range(200):
         thought, said = written(rng, "</think>"), written(rng, "<tool_call>").strip() + "."
         call = (
@@ -67,25 +42,23 @@ def test_thoughts_between_tags_are_the_same_in_any_parts(opened: bool, called: b
         text = f"\n{thought}\n</think>\n\n{said}{call}"
         expected = thought.strip(), said, [("f", '{"a": "</think>"}')] if called else []
         for parts in ([text], split(rng, text)):
-            reader = Reader("hermes", {"f": None}, {}, tags, "<think>" if opened else "")
+            reader = Reader("hermes", {"f": None}, {}, TAGS, "<think>" if opened else "")
             whole = parts if opened else ["<think>", *parts]
             assert read(reader, whole) == expected, text
 
 
 def test_what_is_no_thought_stays_text() -> None:
-    tags = Thoughts.of(Template(TAGGED))
     for text in ("", " \n", "<thin", "<thinking>", "\n\nso </think> it", "so <think>a</think>"):
-        reader = Reader("hermes", {}, {}, tags)
+        reader = Reader("hermes", {}, {}, TAGS)
         assert read(reader, [*text]) == ("", text, [])
         assert reader.thought_tokens == 0 or text in ("", " \n", "<thin")
-    reader = Reader(None, {}, {}, tags)
+    reader = Reader(None, {}, {}, TAGS)
     assert read(reader, [*"<think> never ends "]) == ("never ends", "", [])
     assert reader.thought_tokens == len("<think> never ends ")
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_channels_are_the_same_in_any_parts(seed: int) -> None:
-    rng = random.Random(seed)
+def test_channels_are_the_same_in_any_parts() -> None:
+    rng = random.Random(0)
     for _ in range(200):
         thought, said, last = (written(rng, "<|") for _ in range(3))
         arguments = json.dumps({"a": written(rng, "nothing") + "<|call|>"}, ensure_ascii=False)
@@ -153,7 +126,7 @@ def test_reasoning_tokens_are_those_up_to_the_closing_tag(ask: Ask) -> None:
     )
 
 
-@pytest.mark.parametrize(("template", "answer", "thought"), ANSWERS)
+@pytest.mark.parametrize(("template", "answer", "thought"), ANSWERS[1:3])
 def test_a_response_has_an_item_of_thoughts(
     ask: Ask, template: str, answer: str, thought: str
 ) -> None:
@@ -215,11 +188,3 @@ def test_effort_reaches_templates_that_know_it(ask: Ask) -> None:
     asked = [ask(CHAT, template, "x", messages=[USER], **more) for more in efforts]
     usage = [response.json()["usage"]["prompt_tokens"] for response in asked]
     assert usage[0] == usage[1] < usage[2]
-
-
-def test_a_limit_needs_thoughts() -> None:
-    with client_of() as client:
-        body = {"messages": [USER], "thinking_token_budget": 5}
-        error = client.post(CHAT, json=body).json()["error"]
-    assert error["param"] == "thinking_token_budget"
-    assert "thoughts in its chat template" in error["message"]

@@ -87,16 +87,15 @@ def refuses(served: Served) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("drain", ["600", "0"])
-def test_a_signal_ends_all_streams_properly(drain: str) -> None:
-    with Served("--drain", drain) as served:
+def test_a_signal_ends_all_streams_properly() -> None:
+    with Served("--drain", "0") as served:
         load = Load(served)
         served.process.send_signal(signal.SIGTERM)
         for lines in load.ends():
             assert isinstance(lines, list), lines
             assert lines[-1] == "data: [DONE]"
             last = json.loads(lines[-2].removeprefix("data: "))
-            if drain == "0" and "error" in last:
+            if "error" in last:
                 assert last["error"]["code"] == "unavailable"
             else:
                 assert last["choices"][0]["finish_reason"] == "length"
@@ -105,7 +104,7 @@ def test_a_signal_ends_all_streams_properly(drain: str) -> None:
 
 @pytest.mark.slow
 def test_a_second_signal_ends_it_at_once() -> None:
-    with Served("--drain", "3600", "--max-output", "100000") as served:
+    with Served("--drain", "3600", "--max-output", "100000", "--prefixes", "0") as served:
         load = Load(served)
         served.process.send_signal(signal.SIGTERM)
         until(lambda: refuses(served))
@@ -135,17 +134,8 @@ def test_what_is_killed_under_load_starts_again_where_it_was(tmp_path: Path) -> 
     with Served(*options) as again:
         assert again.address.endswith(f":{port}")
         assert httpx2.post(chat, json=ASK, timeout=300).json()["choices"] == told
-        assert again.end() == 0
-    assert len(answers.read_bytes()) > len(saved)
-
-
-@pytest.mark.slow
-def test_the_command_can_be_killed_and_started_again() -> None:
-    with Served() as served:
-        assert served.end(signal.SIGKILL) == -signal.SIGKILL
-    with Served() as again:
-        assert httpx2.get(again.address + "/health").json() == {"status": "ok"}
         assert again.end(signal.SIGINT) == 0
+    assert len(answers.read_bytes()) > len(saved)
 
 
 def test_wrong_options_are_one_line(tmp_path: Path) -> None:
@@ -154,12 +144,6 @@ def test_wrong_options_are_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port}" in fails(2, "serve", "-m", tmp_path / "none", "--port", port)
-
-
-@pytest.mark.slow
-def test_a_server_may_keep_no_prefixes() -> None:
-    with Served("--prefixes", "0") as served:
-        assert served.end() == 0
 
 
 def test_what_to_install_is_told_where_something_is_missing(

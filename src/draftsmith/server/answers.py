@@ -17,6 +17,7 @@ from draftsmith.server.calls.source import Call, MoreArguments, Part, TextPart, 
 from draftsmith.server.echo import Echo
 from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
+from draftsmith.server.schema import ChatRequest, CompletionRequest
 from draftsmith.server.worker import Chunk
 
 Event = dict[str, str]
@@ -38,6 +39,14 @@ class PartEvents(ABC):
     def __init__(self, choice: Choice) -> None:
         self._choice = choice
 
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """Return the body of a response that is not streamed."""
+
+    @abstractmethod
+    def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
+        """Yield the events of a streamed response. An error after its start is an event, too."""
+
     async def _streamed(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
         async for chunk in chunks:
             for one in self._take(self._choice.take(chunk).parts):
@@ -45,16 +54,16 @@ class PartEvents(ABC):
 
     def _take(self, parts: Sequence[Part]) -> list[Event]:
         """Add parts to the answer; return their events."""
-        return [one for part in parts for one in self._events_of(part)]
-
-    def _events_of(self, part: Part) -> list[Event]:
-        match part:
-            case TextPart():
-                return self._add_text(part)
-            case Call():
-                return self._begin_call(part)
-            case MoreArguments():
-                return self._add_arguments(part.text)
+        events = list[Event]()
+        for part in parts:
+            match part:
+                case TextPart():
+                    events += self._add_text(part)
+                case Call():
+                    events += self._begin_call(part)
+                case MoreArguments():
+                    events += self._add_arguments(part.text)
+        return events
 
     @abstractmethod
     def _add_text(self, part: TextPart) -> list[Event]:
@@ -167,20 +176,13 @@ class Choice(Delta):
 class Answer:
     """All answers to one request, and the form of its response."""
 
+    body: ChatRequest | CompletionRequest
     model: str
     spell: Callable[[int], bytes]
     """Returns the bytes of a token."""
     choices: list[Choice]
     prompts: int = 1
     """Number of prompts; each has the same number of choices."""
-    chat: bool = True
-    logprobs: bool = False
-    """Whether the request asks for log-probabilities."""
-    sources: bool = False
-    drafts: bool = False
-    stats: bool = False
-    predicted: bool = False
-    """Whether the request has a prediction."""
     thinks: bool = False
     """Whether the chat template has reasoning."""
     id: str = ""
@@ -190,28 +192,40 @@ class Answer:
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
 
     @property
+    def chat(self) -> bool:
+        """Whether the request is a chat."""
+        return isinstance(self.body, ChatRequest)
+
+    @property
     def results(self) -> list[GenerationResult]:
         return [choice.result for choice in self.choices if choice.result is not None]
 
     def whole(self) -> dict[str, Any]:
         """Return the body of a response that is not streamed."""
-        made = [self._choice(index, choice) for index, choice in enumerate(self.choices)]
-        body = self._head("") | {"choices": made, "usage": self.usage()}
-        return body | ({"stats": self._stats()} if self.stats else {})
+        made = list[dict[str, Any]]()
+        for index, choice in enumerate(self.choices):
+            made.append(self._choice(index, choice, choice.finish_reason))
+            if self.chat:
+                made[-1]["message"] = _message(choice)
+        return self._head("") | {"choices": made, "usage": self.usage()} | self._stats()
 
-    async def events(self, chunks: AsyncIterator[Chunk], usage: bool) -> AsyncIterator[Event]:
+    async def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
         """Yield the events of a streamed response. An error after its start is an event, too.
 
         The finish reason of a choice is a separate event, as in OpenAI's streams. That of choice 0
         comes first, because clients that join the chunks (litellm) use the first one for choice 0.
         """
+        options = self.body.stream_options
+        usage = options is not None and options.include_usage
         head = self._head(".chunk") | ({"usage": None} if usage else {})
         begun, ended = set[int](), list[int]()
 
         def sent(index: int, delta: Delta, calls: int, reason: str | None) -> Event:
-            choice = self._choice_of(delta, calls, first=index not in begun)
+            choice = self._choice(index, delta, reason)
+            if self.chat:
+                choice["delta"] = _message_delta(delta, calls, first=index not in begun)
             begun.add(index)
-            return event(head | {"choices": [choice | {"index": index, "finish_reason": reason}]})
+            return event(head | {"choices": [choice]})
 
         try:
             async for chunk in chunks:
@@ -229,9 +243,8 @@ class Answer:
                     for index in sorted(ended):
                         yield sent(index, Delta(), 0, self.choices[index].finish_reason)
                     ended.clear()
-            if usage or self.stats:
-                last = head | {"choices": [], "usage": self.usage()}
-                yield event(last | ({"stats": self._stats()} if self.stats else {}))
+            if usage or self.body.return_stats:
+                yield event(head | {"choices": [], "usage": self.usage()} | self._stats())
         except Refusal as refusal:
             yield event(refusal.body)
         yield DONE
@@ -249,7 +262,7 @@ class Answer:
         details: dict[str, int] = {}
         if self.thinks:
             details["reasoning_tokens"] = sum(c.reader.thought_tokens for c in self.choices)
-        if self.predicted:
+        if self.body.prediction is not None:
             rejected = sum(result.rejected_prediction_tokens for result in results)
             new += rejected
             details |= {
@@ -264,62 +277,32 @@ class Answer:
         } | usage
 
     def _stats(self) -> dict[str, Any]:
-        return total([result.stats for result in self.results]).as_dict()
+        if not self.body.return_stats:
+            return {}
+        return {"stats": total([result.stats for result in self.results]).as_dict()}
 
     def _head(self, suffix: str) -> dict[str, Any]:
         kind = "chat.completion" + suffix if self.chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def _choice_of(self, delta: Delta, calls: int, first: bool) -> dict[str, Any]:
-        """Return a streamed choice without its index and finish reason.
-
-        `calls`: number of calls in earlier chunks.
-        """
-        choice_body: dict[str, Any] = {"logprobs": None}
-        if self.chat:
-            message: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
-            if delta.thoughts:
-                message["reasoning_content"] = delta.thoughts
-            if delta.text:
-                message["content"] = delta.text
-            if called := _call_deltas(delta.parts, calls):
-                message["tool_calls"] = called
-            choice_body["delta"] = message
-        else:
-            choice_body["text"] = delta.text
-        return choice_body | self._extras(delta)
-
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        choice_body: dict[str, Any] = {"index": index, "finish_reason": choice.finish_reason}
-        choice_body["logprobs"] = None
-        if self.chat:
-            message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-            if choice.thoughts:
-                message["reasoning_content"] = choice.thoughts
-            if choice.calls:
-                message["content"] = choice.text or None
-                message["tool_calls"] = [call_body(call) for call in choice.calls]
-            choice_body["message"] = message
-        else:
-            choice_body["text"] = choice.text
-        return choice_body | self._extras(choice)
-
-    def _extras(self, delta: Delta) -> dict[str, Any]:
-        """Return the optional fields that the request asks for."""
-        extras: dict[str, Any] = {}
-        if self.logprobs:
-            extras["logprobs"] = (
+    def _choice(self, index: int, delta: Delta, reason: str | None) -> dict[str, Any]:
+        """Return a choice without the message of a chat."""
+        choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
+        if not self.chat:
+            choice["text"] = delta.text
+        if self.body.top is not None:
+            choice["logprobs"] = (
                 self._chat_logprobs(delta.logprobs)
                 if self.chat
                 else self._text_logprobs(delta.logprobs) | {"text_offset": delta.offsets}
             )
-        if self.sources:
-            extras["sources"] = delta.sources
-        if self.drafts:
-            extras["drafts"] = [
+        if self.body.return_sources:
+            choice["sources"] = delta.sources
+        if self.body.return_drafts:
+            choice["drafts"] = [
                 [self._guess(guess) for guess in drafted] for drafted in delta.drafts
             ]
-        return extras
+        return choice
 
     def _guess(self, guess: Guess) -> list[Any]:
         text = self.spell(guess.token).decode(errors="replace")
@@ -359,19 +342,42 @@ class Answer:
         }
 
 
+def _message(choice: Choice) -> dict[str, Any]:
+    """Return the whole message of a chat."""
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.thoughts:
+        message["reasoning_content"] = choice.thoughts
+    if choice.calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [_call_body(call) for call in choice.calls]
+    return message
+
+
+def _message_delta(delta: Delta, calls: int, first: bool) -> dict[str, Any]:
+    """Return what a chunk adds to the message of a chat; `calls`: number of calls before it."""
+    message: dict[str, Any] = {"role": "assistant", "content": ""} if first else {}
+    if delta.thoughts:
+        message["reasoning_content"] = delta.thoughts
+    if delta.text:
+        message["content"] = delta.text
+    if called := _call_deltas(delta.parts, calls):
+        message["tool_calls"] = called
+    return message
+
+
 def _call_deltas(parts: Sequence[Part], calls: int) -> list[dict[str, Any]]:
     """Return the `tool_calls` of a chat's delta; `calls`: number of calls in earlier chunks."""
     deltas = list[dict[str, Any]]()
     for part in parts:
         if isinstance(part, Call):
-            deltas.append({"index": calls} | call_body(part))
+            deltas.append({"index": calls} | _call_body(part))
             calls += 1
         elif isinstance(part, MoreArguments):
             deltas.append({"index": calls - 1, "function": {"arguments": part.text}})
     return deltas
 
 
-def call_body(call: Call) -> dict[str, Any]:
+def _call_body(call: Call) -> dict[str, Any]:
     """Return a call in the form of a chat message."""
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}

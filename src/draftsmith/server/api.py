@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -22,7 +22,7 @@ from draftsmith.engine.sequence import TextSequence, partial_results, raise_fail
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.model.openmp import end_team
 from draftsmith.server.alternatives import Alternatives, speller
-from draftsmith.server.answers import Answer, Choice, Event
+from draftsmith.server.answers import Answer, Choice, Event, PartEvents
 from draftsmith.server.calls.formats import markers_of
 from draftsmith.server.chats import Chat, grammar_of
 from draftsmith.server.echo import Echo, echo_of
@@ -30,13 +30,7 @@ from draftsmith.server.ignored import Ignored
 from draftsmith.server.keys import Keys
 from draftsmith.server.metrics import Metrics
 from draftsmith.server.refusals import Refusal
-from draftsmith.server.schema import (
-    FUNCTION,
-    ChatRequest,
-    CompletionRequest,
-    Sampling,
-    text_of,
-)
+from draftsmith.server.schema import FUNCTION, ChatRequest, CompletionRequest
 from draftsmith.server.settings import Settings
 from draftsmith.server.worker import Call, Worker
 from draftsmith.text.grammar import Grammar
@@ -58,6 +52,8 @@ LONG = 100_000
 """Size of a body, in bytes, above which preparing its prompts may take a noticeable time."""
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Arrival(NamedTuple):
@@ -141,7 +137,7 @@ class Api:
         for number, tool in enumerate(body.tools or ()):
             ignored.fields(tool.function, FUNCTION, f"tools[{number}].function")
         call, answer = await self.begin_chat(body, salt, request, ignored)
-        return await self._reply(body, call, answer, request)
+        return await self.reply(call, answer, answer, request)
 
     async def begin_chat(
         self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
@@ -150,9 +146,7 @@ class Api:
         chat = Chat.of(body, self.tokenizer, self.settings.tool_format, ignored)
         if body.top_logprobs is not None and not body.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs=true", param="top_logprobs")
-        top = (body.top_logprobs or 0) if body.logprobs else None
-        more = chat.options | predicted(body)
-        call = await self._begin(body, [chat.messages], salt, more, chat.grammar, top, request)
+        call = await self._begin(body, [chat.messages], salt, chat.options, request)
         try:
             reader = partial(chat.reader, self.tokenizer, self.markers, call.prompt)
             most = None if body.parallel_tool_calls else 1
@@ -160,8 +154,8 @@ class Api:
         except BaseException:
             call.close()
             raise
-        thinks = chat.thoughts is not None
-        return call, self._answer(body, choices, logprobs=body.logprobs, thinks=thinks)
+        answer = Answer(body, self.name, self.spell, choices, thinks=chat.thoughts is not None)
+        return call, answer
 
     async def complete(self, body: CompletionRequest, salt: str, request: Request) -> Response:
         """Continue one or more texts."""
@@ -173,25 +167,20 @@ class Api:
             prompts = self._gaps(prompts, body.suffix)
         grammar = grammar_of(body.response_format)
         self.check_model(body.model)
-        echoes: list[Echo | None] = [None] * len(prompts)
-        if body.echo and not await unless_gone(request, self._echo(body, prompts, salt, echoes)):
+        echoes: Sequence[Echo | None] | None = [None] * len(prompts)
+        if body.echo:
+            echoes = await unless_gone(request, self._echoes(body, prompts, salt))
+        if echoes is None:
             return Response(status_code=CLIENT_GONE)
         choices = [Choice(echo=echo) for echo in echoes for _ in range(body.n)]
-        answer = self._answer(
-            body, choices, prompts=len(prompts), chat=False, logprobs=body.logprobs is not None
-        )
-        more, top = predicted(body), body.logprobs
-        call = await self._begin(body, prompts, salt, more, grammar, top, request)
-        return await self._reply(body, call, answer, request)
+        answer = Answer(body, self.name, self.spell, choices, prompts=len(prompts))
+        call = await self._begin(body, prompts, salt, {"grammar": grammar}, request)
+        return await self.reply(call, answer, answer, request)
 
-    async def _echo(
-        self,
-        body: CompletionRequest,
-        prompts: Sequence[Any],
-        salt: str,
-        echoes: list[Echo | None],
-    ) -> bool:
-        """Compute the echo of each prompt into `echoes`; return True."""
+    async def _echoes(
+        self, body: CompletionRequest, prompts: Sequence[Any], salt: str
+    ) -> list[Echo]:
+        """Return the echo of each prompt."""
         if body.suffix is not None:
             raise Refusal(400, "echo cannot be used with a suffix", param="echo")
         prepare = partial(echo_of, self.engine, top=body.logprobs, salt=salt)
@@ -206,8 +195,7 @@ class Api:
                     pass
             finally:
                 call.close()
-        echoes[:] = [echo for echo, _ in made]
-        return True
+        return [echo for echo, _ in made]
 
     def _gaps(self, prompts: Sequence[Any], suffix: str) -> list[str]:
         """Return fill-in-the-middle prompts for the text between each prompt and `suffix`."""
@@ -219,36 +207,19 @@ class Api:
         before, after, middle = marks
         return [f"{before}{prompt}{after}{suffix}{middle}" for prompt in prompts]
 
-    def _answer(
-        self, body: ChatRequest | CompletionRequest, choices: list[Choice], **more: Any
-    ) -> Answer:
-        return Answer(
-            self.name,
-            self.spell,
-            choices,
-            sources=body.return_sources,
-            drafts=body.return_drafts,
-            stats=body.return_stats,
-            predicted=body.prediction is not None,
-            **more,
-        )
-
     # --- submission and responses ------------------------------------------------------
 
     async def _begin(
         self,
-        body: Sampling,
+        body: ChatRequest | CompletionRequest,
         prompts: Sequence[Any],
         salt: str,
         more: Mapping[str, Any],
-        grammar: Grammar | None,
-        top: int | None,
         request: Request,
     ) -> Call:
         """Prepare the sequences of all prompts and submit them.
 
-        `more`: further options of the engine. `top`: number of alternatives for each token's
-        log-probability; None: no log-probabilities.
+        `more`: further options of the engine, with a grammar or None.
         """
         self.check_model(body.model)
         if body.stream_options is not None and not body.stream:
@@ -263,7 +234,7 @@ class Api:
         chosen = body.drafter not in (None, "none") or body.budget is not None
         if chosen and not self.settings.allow_drafters:
             raise Refusal(400, "this server chooses drafter and budget itself", param="drafter")
-        options = body.options(self.settings.max_output) | dict(more) | {"grammar": grammar}
+        options, grammar = body.options(self.settings.max_output) | dict(more), more["grammar"]
         options["cache_salt"] = salt if body.cache_salt is None else f"given:{body.cache_salt}"
         if self.settings.log_prompts:
             log.info("prompts", extra={"fields": {"prompts": list(prompts)}})
@@ -280,9 +251,8 @@ class Api:
             for sequence in sequences:
                 assert sequence.stream is not None
                 sequence.stream.apart = self.markers
-            watching = [
-                None if top is None else Alternatives.watch(sequence, top) for sequence in sequences
-            ]
+            top = body.top
+            watching = [None if top is None else Alternatives(each, top) for each in sequences]
             call.start(sequences, watching)
         except BaseException:
             call.close()
@@ -315,43 +285,34 @@ class Api:
     ) -> list[TextSequence]:
         sequences = self.engine.prepare(options, began).sequences(prompts, n, streaming=True)
         end_team()  # the next request is prepared in another thread
-        most, longest = (
-            self.settings.max_context,
-            max(sequence.prompt_length for sequence in sequences),
-        )
+        most = self.settings.max_context
+        longest = max(sequence.prompt_length for sequence in sequences)
         if most is not None and longest > most:
             raise PromptError(
                 f"the prompt has {longest} tokens, but this server's context is {most}; shorten it"
             )
         return sequences
 
-    async def _reply(
-        self, body: Sampling, call: Call, answer: Answer, request: Request
+    async def reply(
+        self, call: Call, answer: Answer, form: Answer | PartEvents, request: Request
     ) -> Response:
-        """Return the response, streamed or whole as the request asks."""
-        if body.stream:
-            usage = body.stream_options is not None and body.stream_options.include_usage
-            return self.stream(call, answer, answer.events(call.chunks(), usage))
-        return await self.whole(call, answer, answer.whole, request)
+        """Return the response, streamed or whole as the request asks; `form` writes its content.
 
-    def stream(self, call: Call, answer: Answer, events: AsyncIterator[Event]) -> Response:
-        """Return a streamed response. It closes the call when it ends, also after an error."""
-        closing = partial(self._close, call, answer)
-        return Events(events, closing, self.settings)
+        The call is closed when the response ends, also after an error. A whole response is empty if
+        the client has disconnected.
+        """
+        if answer.body.stream:
+            closing = partial(self._close, call, answer)
+            return Events(form.events(call.chunks()), closing, self.settings)
 
-    async def whole(
-        self, call: Call, answer: Answer, body: Callable[[], Any], request: Request
-    ) -> Response:
-        """Return a whole response, or an empty one if the client has disconnected."""
-
-        async def ready() -> bool:
+        async def whole() -> Any:
             async for chunk in call.chunks():
                 answer.choices[chunk.index].take(chunk)
-            return True
+            return form.whole()
 
         try:
-            done = await unless_gone(request, ready())
-            return JSONResponse(body()) if done else Response(status_code=CLIENT_GONE)
+            made = await unless_gone(request, whole())
+            return Response(status_code=CLIENT_GONE) if made is None else JSONResponse(made)
         finally:
             self._close(call, answer)
 
@@ -390,8 +351,8 @@ class Events(EventSourceResponse):
             self._closing()
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, bool]) -> bool:
-    """Await and return `work`; return False, and cancel it, if the client disconnects."""
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """Await and return `work`; return None, and cancel it, if the client disconnects."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -400,12 +361,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, bool]) -> bool
     tasks = asyncio.create_task(work), asyncio.create_task(gone())
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return tasks[0].done() and tasks[0].result()
+        return tasks[0].result() if tasks[0].done() else None
     finally:
         for task in tasks:
             task.cancel()
-
-
-def predicted(body: ChatRequest | CompletionRequest) -> dict[str, Any]:
-    """Return the engine's option for the prediction of a request."""
-    return {} if body.prediction is None else {"prediction": text_of(body.prediction.content)}

@@ -98,29 +98,27 @@ def application(api: Api) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request, caller: Caller) -> Response:
         """Answer a chat, whole or as server-sent events."""
-        ignored = Ignored(body, strict)
-        ignored.limit(body, settings.max_output)
+        ignored = Ignored(body, strict).limited(body, settings.max_output)
         return ignored.named(await api.chat(body, caller, request, ignored))
 
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request, caller: Caller) -> Response:
         """Continue one or more texts or lists of token ids."""
-        ignored = Ignored(body, strict)
-        ignored.limit(body, settings.max_output)
+        ignored = Ignored(body, strict).limited(body, settings.max_output)
         return ignored.named(await api.complete(body, caller, request))
+
+    # Agents send many fields that have no meaning in the next interfaces: none is refused there.
 
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request, caller: Caller) -> Response:
         """Answer a conversation, given as a list of items. Nothing is stored."""
-        ignored = Ignored(body, strict=False)  # agents send many fields that have no meaning here
-        ignored.limit(body, settings.max_output)
+        ignored = Ignored(body, strict=False).limited(body, settings.max_output)
         return ignored.named(await responses.respond(api, body, caller, request, ignored))
 
     @app.post("/v1/messages")
     async def message(body: MessagesRequest, request: Request, caller: Caller) -> Response:
         """Answer a chat in Anthropic's format."""
-        ignored = Ignored(body, strict=False)  # as above
-        ignored.limit(body, settings.max_output)
+        ignored = Ignored(body, strict=False).limited(body, settings.max_output)
         return ignored.named(await messages.respond(api, body, caller, request, ignored))
 
     # Not `async`, so that FastAPI runs it in another thread: long texts take a while.
@@ -197,37 +195,30 @@ def application(api: Api) -> FastAPI:
 
 
 def _tell_errors(app: FastAPI) -> None:
-    """Install handlers that return every error in OpenAI's or Anthropic's form."""
+    """Make the application return every error in OpenAI's or Anthropic's form."""
 
-    def refused(request: Request, refusal: Refusal) -> Response:
-        fields = {"path": request.url.path[:200], "status": refusal.status, "code": refusal.code}
+    async def refused(request: Request, error: Exception) -> Response:
+        path = request.url.path[:200]
+        match error:
+            case RecursionError():
+                refusal = Refusal(400, "the body is nested too deeply")
+            case RequestValidationError():
+                refusal = Refusal.of_validation(error.errors())
+            case HTTPException():
+                message = str(error.detail)
+                if error.status_code == 404 and message == "Not Found":
+                    paths = [getattr(route, "path", "") for route in app.routes]
+                    message = f"there is no {path}{hint(path, paths)}"
+                refusal = Refusal(error.status_code, message, headers=error.headers)
+            case _:
+                refusal = Refusal.of(error)
+        if isinstance(error, DraftsmithError) and refusal is not error and refusal.status >= 500:
+            log.error("failed", exc_info=error)  # uvicorn logs those that are not ours
+        fields = {"path": path, "status": refusal.status, "code": refusal.code}
         log.info("refused", extra={"fields": fields})
         body = refusal.anthropic if "/v1/messages" in request.url.path else refusal.body
         return JSONResponse(body, refusal.status, refusal.headers)
 
-    @app.exception_handler(DraftsmithError)
-    async def ours(request: Request, error: DraftsmithError) -> Response:
-        refusal = Refusal.of(error)
-        if refusal.status >= 500 and refusal is not error:
-            log.error("failed", exc_info=error)
-        return refused(request, refusal)
-
-    @app.exception_handler(RecursionError)
-    async def deep(request: Request, _: RecursionError) -> Response:
-        return refused(request, Refusal(400, "the body is nested too deeply"))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return refused(request, Refusal.of_validation(error.errors()))
-
-    @app.exception_handler(HTTPException)
-    async def usual(request: Request, error: HTTPException) -> Response:
-        message, path = str(error.detail), request.url.path[:200]
-        if error.status_code == 404 and message == "Not Found":
-            paths = [getattr(route, "path", "") for route in app.routes]
-            message = f"there is no {path}{hint(path, paths)}"
-        return refused(request, Refusal(error.status_code, message, headers=error.headers))
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return refused(request, Refusal.of(error))
+    errors = DraftsmithError, RecursionError, RequestValidationError, HTTPException, Exception
+    for kind in errors:
+        app.add_exception_handler(kind, refused)

@@ -89,13 +89,12 @@ def echo_of(
     if top is None:
         return echo, None
     echo.logprobs.append(Logprob(ids[0], None))
-    return echo, _scoring(engine, ids, Recital(ids, top, echo.logprobs), salt) if ids[1:] else None
-
-
-def _scoring(engine: Engine, ids: Sequence[int], recital: Recital, salt: str) -> TextSequence:
+    if len(ids) == 1:
+        return echo, None
     options = {"max_new_tokens": len(ids) - 1, "prediction": ids, "cache_salt": salt}
     drafting = Drafting.of(engine.model, _Prompt(), WIDTH, engine.cost)
     sequence = replace(engine.prepare(options), drafting=drafting).sequence(ids[:1])
+    recital = Recital(ids, top, echo.logprobs)
     sequence.distribution = Distribution((recital,), greedy=True)
     sequence.stop_rules = ()
-    return sequence
+    return echo, sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 from fastapi import Response
 
@@ -75,7 +75,7 @@ class Ignored:
             if isinstance(part, Mapping):
                 self.fields(part, Part.names(), f"{where}[{number}]")
 
-    def limit(self, body: Sampling | ResponsesRequest | MessagesRequest, most: int) -> None:
+    def limited(self, body: Sampling | ResponsesRequest | MessagesRequest, most: int) -> Self:
         """Lower the requested length of the answer to `most` tokens, with a warning."""
         name = body.longest
         asked = getattr(body, name)
@@ -83,6 +83,7 @@ class Ignored:
             if name in body.model_fields_set:  # else it is a default
                 self.add(f"{name}={asked} was lowered to {most}, this server's limit")
             setattr(body, name, most)
+        return self
 
     def named(self, response: Response) -> Response:
         """Add a header with all warnings to a response, and return the response."""

@@ -28,7 +28,7 @@ from draftsmith.server.schema import (
     arguments_of,
     text_of,
 )
-from draftsmith.server.worker import Call as Answering
+from draftsmith.server.worker import Chunk
 from draftsmith.text.thoughts import Thoughts
 from draftsmith.text.tokenizer import render_chat
 
@@ -54,11 +54,9 @@ async def respond(
     """Answer a request."""
     with renaming(_FIELDS):
         chat = chat_of(body, api.tokenizer, ignored)
+        chat.stream = body.stream
         call, answer = await api.begin_chat(chat, salt, request, ignored)
-    reply = Reply(body, answer)
-    if body.stream:
-        return api.stream(call, answer, reply.events(call))
-    return await api.whole(call, answer, reply.whole, request)
+    return await api.reply(call, answer, Reply(body, answer, len(call.prompt)), request)
 
 
 def count(api: Api, body: CountRequest, ignored: Ignored) -> dict[str, int]:
@@ -151,7 +149,9 @@ def _messages(turn: Turn, where: str, ignored: Ignored) -> list[dict[str, Any]]:
             if block.is_error:
                 ignored.add(f"is_error of {place} was ignored: no chat template has it")
         elif kind == "tool_use":
-            calls.append(_call_of(block))
+            arguments = json.dumps(block.input, ensure_ascii=False)
+            function = {"name": block.name, "arguments": arguments}
+            calls.append({"id": block.id, "type": "function", "function": function})
         elif kind == "thinking":
             thoughts += block.thinking
         elif block.text is None:
@@ -167,18 +167,13 @@ def _messages(turn: Turn, where: str, ignored: Ignored) -> list[dict[str, Any]]:
     return [message | ({"reasoning_content": thoughts} if thoughts else {})]
 
 
-def _call_of(block: Block) -> dict[str, Any]:
-    arguments = json.dumps(block.input, ensure_ascii=False)
-    function = {"name": block.name, "arguments": arguments}
-    return {"id": block.id, "type": "function", "function": function}
-
-
 class Reply(PartEvents):
     """The message of a response, or the part generated so far, and its events."""
 
-    def __init__(self, body: MessagesRequest, answer: Answer) -> None:
+    def __init__(self, body: MessagesRequest, answer: Answer, prompt: int) -> None:
+        """`prompt`: number of prompt tokens."""
         super().__init__(answer.choices[0])
-        self._body, self._answer = body, answer
+        self._body, self._answer, self._prompt = body, answer, prompt
         self._id = answer.id = f"msg_{secrets.token_hex(12)}"
         self._blocks: list[dict[str, Any]] = []
         self._going: str | None = None
@@ -187,18 +182,16 @@ class Reply(PartEvents):
         """JSON text of the last call's arguments so far."""
 
     def whole(self) -> dict[str, Any]:
-        """Return the body of a response that is not streamed."""
         self._take(self._choice.parts)
         self._close()
         return self._message() | self._end() | {"usage": self._usage()}
 
-    async def events(self, call: Answering) -> AsyncIterator[Event]:
-        """Yield the events of a streamed response. An error after its start is an event, too."""
-        usage = {"input_tokens": len(call.prompt), "output_tokens": 0}
+    async def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
+        usage = {"input_tokens": self._prompt, "output_tokens": 0}
         started = self._message() | {"stop_reason": None, "stop_sequence": None, "usage": usage}
         yield _event("message_start", message=started)
         try:
-            async for one in self._streamed(call.chunks()):
+            async for one in self._streamed(chunks):
                 yield one
         except Refusal as refusal:
             yield event(refusal.anthropic, "error")

@@ -7,7 +7,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from draftsmith.core.stats import Stats
 from draftsmith.server.worker import Chunk, Worker
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1, 2.5, 5, 10, 20, 40, 80, 160,
@@ -83,10 +82,8 @@ class Metrics:
         if chunk.result is None:
             return
         stats, new = chunk.result.stats, len(chunk.result.tokens)
-        reason = (
-            "abort" if chunk.result.finish_reason == "cancelled" else chunk.result.finish_reason
-        )
-        self.ended.labels(self._model, reason).inc()
+        reason = chunk.result.finish_reason
+        self.ended.labels(self._model, "abort" if reason == "cancelled" else reason).inc()
         self.whole.observe(chunk.seconds)
         self.queue.observe(chunk.queued)
         self.prompt.inc(stats.prompt_tokens)
@@ -101,9 +98,6 @@ class Metrics:
             self.decode.observe(chunk.seconds - first)
             if new > 1:
                 self.each.observe((chunk.seconds - first) / (new - 1))
-        self._book(stats)
-
-    def _book(self, stats: Stats) -> None:
         self.passes.inc(stats.passes)
         self.failed_passes.inc(stats.failed_passes)
         self.failures.inc(stats.drafter_failures)

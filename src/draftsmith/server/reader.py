@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from draftsmith.engine.sequence import Piece
 from draftsmith.server.calls.formats import FORMATS, Format
@@ -26,7 +27,7 @@ class Reader:
     def __init__(
         self,
         family: str | None = None,
-        tools: Collection[str] = (),
+        tools: Mapping[str, Any] | None = None,
         markers: Mapping[int, str] | None = None,
         thoughts: Thoughts | None = None,
         written: str = "",
@@ -36,14 +37,14 @@ class Reader:
     ) -> None:
         """Create a reader; with the defaults, the whole answer is text.
 
-        `family`: format of the tool calls, a key of `FORMATS`. `tools`: names of the tools, or a
-        mapping from these to the JSON schemas of their parameters. `markers`: tags that are special
-        tokens, which decoding removes from the text, by token id. `thoughts`: tags around the
+        `family`: format of the tool calls, a key of `FORMATS`. `tools`: names of the tools →
+        JSON schemas of their parameters, or None. `markers`: tags that are special tokens, which
+        decoding removes from the text, by token id. `thoughts`: tags around the
         reasoning. `written`: the part of the answer that the prompt already contains. `forced`:
         whether the answer is one call in JSON, after its reasoning. `own`: parser that replaces
         those of this package.
         """
-        known = tools if isinstance(tools, Mapping) else dict.fromkeys(tools)
+        known = tools or {}
         form = None if family is None else FORMATS[family]
         self._forced = Source(known, forced=True) if forced else None
         if self._forced is not None:
@@ -51,12 +52,10 @@ class Reader:
             self._call = _answer(self._forced, FORMATS["llama"], None)
         tags = () if form is None else (*form.marks, *form.inside)
         tags += () if thoughts is None else (thoughts.begin, thoughts.end)
-        self._markers = {i: tag for i, tag in (markers or {}).items() if tag in tags}
+        self._markers = {i: tag for i, tag in (markers or {}).items() if own or tag in tags}
         self._source = Source(known, written)
-        if own is not None:
-            self._markers = dict(markers or {})
         self._parser = _answer(self._source, form, thoughts) if own is None else own(self._source)
-        self._go_on()
+        next(self._parser, None)
 
     @property
     def thought_tokens(self) -> int:
@@ -70,13 +69,13 @@ class Reader:
             source.thoughts += source.thinking
             # A special token has no text of its own; its piece may have text held back before it.
             source.text += piece.text + self._markers.get(piece.token, "")
-            self._go_on()
+            next(self._parser, None)
         return self._taken()
 
     def end(self) -> list[Part]:
         """End the answer; return the remaining parts."""
         self._source.ended = True
-        self._go_on()
+        next(self._parser, None)
         return self._taken()
 
     def _taken(self) -> list[Part]:
@@ -90,9 +89,6 @@ class Reader:
             parts = [part for part in parts if part not in texts] + self._forced.parts
             self._forced.parts = []
         return parts
-
-    def _go_on(self) -> None:
-        next(self._parser, None)
 
 
 def _answer(source: Source, form: Format | None, thoughts: Thoughts | None) -> Parser[None]:

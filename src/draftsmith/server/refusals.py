@@ -51,13 +51,9 @@ class Refusal(DraftsmithError):
             message = str(error)
             named = re.match(r"[^\W\d]\w*(?==| must be )", message)
             param = named[0] if named and isinstance(error, OptionError) else None
-            long = "context" if isinstance(error, PromptError) and "context" in message else None
-            return cls(
-                400,
-                message,
-                param=param,
-                code=f"{long}_length_exceeded" if long else None,
-            )
+            long = isinstance(error, PromptError) and "context" in message
+            code = "context_length_exceeded" if long else None
+            return cls(400, message, param=param, code=code)
         return cls(500, "the answer failed; the server's log says why", code="internal_error")
 
     @classmethod

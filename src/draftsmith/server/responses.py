@@ -46,10 +46,7 @@ async def respond(
     with renaming(_FIELDS):
         chat = chat_of(body, ignored)
         call, answer = await api.begin_chat(chat, salt, request, ignored)
-    reply = Reply(body, answer)
-    if body.stream:
-        return api.stream(call, answer, reply.events(call.chunks()))
-    return await api.whole(call, answer, reply.whole, request)
+    return await api.reply(call, answer, Reply(body, answer), request)
 
 
 def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
@@ -57,6 +54,7 @@ def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
     placed, form = _messages(body, ignored), (body.text or TextSettings()).format
     asked: dict[str, Any] = {
         "model": body.model,
+        "stream": body.stream,
         "max_completion_tokens": body.max_output_tokens,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -266,13 +264,11 @@ class Reply(PartEvents):
         self._events = 0
 
     def whole(self) -> dict[str, Any]:
-        """Return the body of a response that is not streamed."""
         self._take(self._choice.parts)
         self._close(self._status)
         return self._body_of(self._status)
 
     async def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
-        """Yield the events of a streamed response. An error after its start is an event, too."""
         yield self._event("response.created", response=self._body_of("in_progress"))
         yield self._event("response.in_progress", response=self._body_of("in_progress"))
         try:
@@ -302,7 +298,8 @@ class Reply(PartEvents):
                 item |= {"id": f"rs_{secrets.token_hex(12)}", "summary": []}
             else:
                 item |= {"id": f"msg_{secrets.token_hex(12)}", "role": "assistant"}
-            events += [self._added(item), self._part("content_part.added", part=_part(kind))]
+            self._items.append(item)
+            events += [self._item("added"), self._part("content_part.added", part=_part(kind))]
             item["content"] = [_part(kind)]
         self._items[-1]["content"][0]["text"] += part.text
         return [*events, self._part(f"{_TEXT[kind]}.delta", delta=part.text, **_LOGPROBS[kind])]
@@ -318,28 +315,17 @@ class Reply(PartEvents):
             "input" if custom else "arguments": "",
             "status": "in_progress",
         }
-        events.append(self._added(item))
+        self._items.append(item)
+        events.append(self._item("added"))
         return events + (self._add_arguments(call.arguments) if call.arguments else [])
 
     def _add_arguments(self, text: str) -> list[Event]:
         item = self._items[-1]
-        if self._going == "custom_tool_call":  # sent by `_end_call`, once the JSON is complete
+        if self._going == "custom_tool_call":  # sent by `_close`, once the JSON is complete
             item["input"] += text
             return []
         item["arguments"] += text
         return [self._about("function_call_arguments.delta", delta=text)]
-
-    def _end_call(self) -> list[Event]:
-        """Return the events that end a call, except `response.output_item.done`."""
-        item = self._items[-1]
-        if item["type"] == "function_call":
-            given, name = item["arguments"], item["name"]
-            return [self._about("function_call_arguments.done", arguments=given, name=name)]
-        given = item["input"] = _free_text(item["input"])
-        return [
-            self._about("custom_tool_call_input.delta", delta=given),
-            self._about("custom_tool_call_input.done", input=given),
-        ]
 
     def _close(self, status: str = "completed") -> list[Event]:
         """Return the events that end the last item, if it may continue."""
@@ -347,25 +333,29 @@ class Reply(PartEvents):
         if kind is None:
             return []
         item = self._items[-1]
-        if kind in ("function_call", "custom_tool_call"):
-            ended = self._end_call()
-            item["status"] = status
-            return [*ended, self._done(item)]
-        item["status"], part = status, item["content"][0]
-        return [
-            self._part(f"{_TEXT[kind]}.done", text=part["text"], **_LOGPROBS[kind]),
-            self._part("content_part.done", part=part),
-            self._done(item),
-        ]
+        if kind == "function_call":
+            given, name = item["arguments"], item["name"]
+            ended = [self._about("function_call_arguments.done", arguments=given, name=name)]
+        elif kind == "custom_tool_call":
+            given = item["input"] = _free_text(item["input"])
+            ended = [
+                self._about("custom_tool_call_input.delta", delta=given),
+                self._about("custom_tool_call_input.done", input=given),
+            ]
+        else:
+            part = item["content"][0]
+            ended = [
+                self._part(f"{_TEXT[kind]}.done", text=part["text"], **_LOGPROBS[kind]),
+                self._part("content_part.done", part=part),
+            ]
+        item["status"] = status
+        return [*ended, self._item("done")]
 
-    def _added(self, item: dict[str, Any]) -> Event:
-        self._items.append(item)
+    def _item(self, kind: str) -> Event:
+        """Return an event about the whole last item."""
         place = len(self._items) - 1
-        return self._event("response.output_item.added", output_index=place, item=item)
-
-    def _done(self, item: dict[str, Any]) -> Event:
-        place = len(self._items) - 1
-        return self._event("response.output_item.done", output_index=place, item=item)
+        item = self._items[place]
+        return self._event(f"response.output_item.{kind}", output_index=place, item=item)
 
     def _about(self, kind: str, **more: Any) -> Event:
         """Return an event about the last item."""

@@ -63,7 +63,7 @@ class Draining(uvicorn.Server):
 
     def run(self, sockets: Any = None) -> None:
         super().run(sockets)
-        self._api.worker.leave(_LAST)  # a second signal skips the application's own shutdown
+        self._api.engine.thread.close(_LAST)  # a second signal skips the application's own shutdown
 
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
         # uvicorn's own handler raises the signal again, which ends the process before it can save.

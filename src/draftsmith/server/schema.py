@@ -270,6 +270,8 @@ class Sampling(Body):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    response_format: ResponseFormat | None = None
+    prediction: Prediction | None = None
     # fields of vLLM
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: float | None = None
@@ -303,6 +305,7 @@ class Sampling(Body):
             "min_new_tokens": wanted if self.ignore_eos else self.min_tokens,
             "top_k": 0 if self.top_k == -1 else self.top_k,
             "logit_bias": bias or None,
+            "prediction": self.prediction and text_of(self.prediction.content),
         }
 
 
@@ -316,8 +319,6 @@ class ChatRequest(Sampling):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool = True
-    prediction: Prediction | None = None
-    response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -344,6 +345,11 @@ class ChatRequest(Sampling):
     def longest(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
+    @property
+    def top(self) -> int | None:
+        """Number of alternatives for each token's log-probability; None: none are given."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
 
 class CompletionRequest(Sampling):
     """POST /v1/completions"""
@@ -353,8 +359,11 @@ class CompletionRequest(Sampling):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = 16
-    response_format: ResponseFormat | None = None
-    prediction: Prediction | None = None
+
+    @property
+    def top(self) -> int | None:
+        """Number of alternatives for each token's log-probability; None: none are given."""
+        return self.logprobs
 
 
 class CustomFormat(Section):

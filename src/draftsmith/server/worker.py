@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -64,12 +63,11 @@ class Call:
         request, by `time.perf_counter`. `counted`: whether the metrics include the call.
         """
         self._worker, self.answers = worker, answers
-        self.began, self.counted = began, counted
+        self.began, self._counted = began, counted
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + seconds
         self._left = answers
-        self._waiting: deque[Chunk | Refusal] = deque()
-        self._news = asyncio.Event()
+        self._waiting = asyncio.Queue[Chunk | Refusal]()
         self._jobs: dict[TextSequence, tuple[int, Alternatives | None]] = {}
         self._closed = False
         self.prompt: list[int] = []
@@ -104,8 +102,7 @@ class Call:
     async def chunks(self) -> AsyncIterator[Chunk]:
         """Yield all chunks of all answers; raise Refusal for errors and at the time limit."""
         while self._left:
-            await self.in_time(self._any())
-            chunk = self._waiting.popleft()
+            chunk = await self.in_time(self._next())
             if isinstance(chunk, Refusal):
                 raise chunk
             if chunk.error is not None:
@@ -114,29 +111,25 @@ class Call:
                 raise Refusal.of(chunk.error)
             self._left -= chunk.result is not None
             if not self._left:
-                self._worker.forget(self)  # even if the last chunk is never read
+                self._worker.calls.discard(self)  # even if the last chunk is never read
             yield chunk
 
-    async def _any(self) -> None:
-        """Wait for a chunk."""
+    async def _next(self) -> Chunk | Refusal:
         await asyncio.sleep(0)  # lets the timeout fire even if a chunk is there
-        while not self._waiting:
-            self._news.clear()
-            await self._news.wait()
+        return await self._waiting.get()
 
     def put(self, chunk: Chunk | Refusal) -> None:
         """Record a chunk in the metrics and queue it for `chunks`; queue a refusal."""
-        if isinstance(chunk, Chunk):
-            self._worker.observe(self, chunk)
+        if isinstance(chunk, Chunk) and self._counted:
+            self._worker.observe(chunk)
         if not self._closed:
-            self._waiting.append(chunk)
-            self._news.set()
+            self._waiting.put_nowait(chunk)
 
     def close(self) -> None:
         """Cancel unfinished answers. Their rows are freed after the running pass at the latest."""
         if not self._closed:
             self._closed = True
-            self._worker.forget(self)
+            self._worker.calls.discard(self)
             if self._left and self._jobs:
                 self._worker.engine.thread.cancel([*self._jobs])
 
@@ -167,22 +160,19 @@ class Worker:
     def __init__(self, engine: Engine, capacity: int, observe: Callable[[Chunk], None]) -> None:
         """`capacity`: maximum number of answers that run or wait. `observe` is called with every
         chunk of a counted call."""
-        self.engine, self.capacity, self._observe = engine, capacity, observe
+        self.engine, self.observe, self._capacity = engine, observe, capacity
         self.draining = False
         """Whether new requests are refused."""
-        self._calls: set[Call] = set()
+        self.calls: set[Call] = set()
+        """Calls that are not closed, and have chunks left."""
         self._logged: set[tuple[str, ...]] = set()
         """Kinds of notices that were logged."""
 
     def stop(self) -> None:
         """End all answers and leave the engine open."""
         self.end_all()
-        for call in [*self._calls]:
+        for call in [*self.calls]:
             call.close()
-
-    def leave(self, seconds: float | None = None) -> None:
-        """End all answers and the engine's thread; wait at most `seconds` for the running pass."""
-        self.engine.thread.close(seconds)
 
     @property
     def alive(self) -> bool:
@@ -192,35 +182,31 @@ class Worker:
     @property
     def open(self) -> int:
         """Number of answers that run or wait."""
-        return sum(call.answers for call in self._calls)
+        return sum(call.answers for call in self.calls)
 
     @property
     def running(self) -> int:
         """Number of answers that were admitted."""
-        return sum(call.running for call in list(self._calls))
+        return sum(call.running for call in list(self.calls))
 
     def check(self, answers: int) -> None:
         """Raise Refusal if the server cannot accept this number of answers now."""
         if not self.alive:
             raise Refusal(503, "this server is shutting down", code="unavailable")
-        if answers > self.capacity:
+        if answers > self._capacity:
             raise Refusal(
-                400, f"this server gives at most {self.capacity} answers at a time", param="n"
+                400, f"this server gives at most {self._capacity} answers at a time", param="n"
             )
-        if self.open + answers > self.capacity:
+        if self.open + answers > self._capacity:
             raise Refusal(
                 429,
-                f"{self.open} answers run or wait already, of at most {self.capacity}; try again",
+                f"{self.open} answers run or wait already, of at most {self._capacity}; try again",
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
 
     def call(
-        self,
-        answers: int,
-        seconds: float,
-        began: float | None = None,
-        counted: bool = True,
+        self, answers: int, seconds: float, began: float | None = None, counted: bool = True
     ) -> Call:
         """Open a call and reserve places for its answers; raise Refusal if there are not enough.
 
@@ -229,23 +215,14 @@ class Worker:
         self.check(answers)
         began = perf_counter() if began is None else began
         call = Call(self, answers, seconds, began, counted)
-        self._calls.add(call)
+        self.calls.add(call)
         return call
 
     def end_all(self) -> None:
         """Refuse new requests, and end all calls."""
         self.draining = True
-        for call in self._calls:
+        for call in self.calls:
             call.put(Refusal(503, "this server is shutting down", code="unavailable"))
-
-    def forget(self, call: Call) -> None:
-        """Free the places of a call."""
-        self._calls.discard(call)
-
-    def observe(self, call: Call, chunk: Chunk) -> None:
-        """Add a chunk to the metrics, unless its call is not counted."""
-        if call.counted:
-            self._observe(chunk)
 
     def log_failures(self, sequence: TextSequence) -> None:
         """Log the error of an answer, and each kind of notice once."""

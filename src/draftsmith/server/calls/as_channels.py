@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 
-from draftsmith.server.calls.as_json import streamed, written
+from draftsmith.server.calls.as_json import given
 from draftsmith.server.calls.source import (
     Call,
     NoCall,
     Parser,
     Source,
-    called,
     closing,
     finished,
     must,
@@ -55,8 +54,7 @@ def channels(source: Source, mark: str) -> Parser[list[Call]]:
         try:
             yield from space(source)
             source.streams = True  # even without a mark: the header names a function
-            sent = yield from streamed(source, recipient[1])
-            calls = [] if sent else [called(recipient[1], (yield from written(source)))]
+            calls = yield from given(source, recipient[1])
             if not (yield from closing(source, *CLOSING)):
                 yield from finished(source)
             return calls

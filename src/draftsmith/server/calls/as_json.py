@@ -107,13 +107,6 @@ def members(source: Source, read: Reader | None = None) -> Parser[dict[str, str]
     return found
 
 
-def written(source: Source) -> Parser[str]:
-    """Parse an object and return its text."""
-    begin = source.at
-    yield from members(source)
-    return source.text[begin : source.at]
-
-
 # --- calls ----------------------------------------------------------------------------------------
 
 
@@ -138,6 +131,15 @@ def streamed(source: Source, name: Any) -> Parser[bool]:
     finally:
         source.send()
     return True
+
+
+def given(source: Source, name: str) -> Parser[list[Call]]:
+    """Parse the arguments of a call; return the call, unless it was streamed."""
+    if (yield from streamed(source, name)):
+        return []
+    begin = source.at
+    yield from members(source)
+    return [called(name, source.text[begin : source.at])]
 
 
 def call(source: Source) -> Parser[list[Call]]:
@@ -187,24 +189,16 @@ def calls(source: Source) -> Parser[list[Call]]:
             return found
 
 
-def closed(*tags: str) -> CallParser:
-    """Return a parser of calls with a closing tag; the end of the answer may cut off the tag."""
+def listed(*tags: str, required: bool) -> CallParser:
+    """Return a parser of calls before one of several closing tags, which may be required.
+
+    The end of the answer may cut off the tag.
+    """
 
     def parse(source: Source, _mark: str) -> Parser[list[Call]]:
         found = yield from calls(source)
-        if not (yield from closing(source, *tags)):
+        if not (yield from closing(source, *tags)) and required:
             raise NoCall
-        return found
-
-    return parse
-
-
-def open_ended(*tags: str) -> CallParser:
-    """Return a parser of calls with or without a closing tag."""
-
-    def parse(source: Source, _mark: str) -> Parser[list[Call]]:
-        found = yield from calls(source)
-        yield from closing(source, *tags)
         return found
 
     return parse
@@ -238,19 +232,15 @@ def mistral(source: Source, _mark: str) -> Parser[list[Call]]:
         yield from run(source, NAME)
     yield from taken(source, "[ARGS]")
     yield from space(source)
-    if (yield from streamed(source, name)):
-        return []
-    return [called(name, (yield from written(source)))]
+    return (yield from given(source, name))
 
 
 def deepseek(source: Source, _mark: str) -> Parser[list[Call]]:
     """Parse NAME<｜tool▁sep｜>{…} (V3.1) or function<｜tool▁sep｜>NAME, fenced JSON (V3, R1)."""
-    found, some = list[Call](), False
-    more = True
+    found, more = list[Call](), True
+    yield from space(source)
+    yield from must(source, "<｜tool▁call▁begin｜>")
     while more:
-        yield from space(source)
-        if not (yield from taken(source, "<｜tool▁call▁begin｜>")):
-            break
         name = yield from until(source, "<｜tool▁sep｜>")
         yield from space(source)
         fenced = (yield from peek(source)) != "{"
@@ -258,14 +248,12 @@ def deepseek(source: Source, _mark: str) -> Parser[list[Call]]:
             name = yield from until(source, "\n")
             yield from must(source, "```json")
             yield from space(source)
-        sent = yield from streamed(source, name.strip())
-        if not sent:
-            found.append(called(name.strip(), (yield from written(source))))
-        some = True
+        found += yield from given(source, name.strip())
         if fenced and not (yield from closing(source, "```")):
             raise NoCall
         more = yield from closing(source, "<｜tool▁call▁end｜>")
-    if not some:
-        raise NoCall
+        if more:
+            yield from space(source)
+            more = yield from taken(source, "<｜tool▁call▁begin｜>")
     yield from closing(source, "<｜tool▁calls▁end｜>")
     return found

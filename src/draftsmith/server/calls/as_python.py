@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Callable
 from math import isfinite
 from typing import Any
 
@@ -13,6 +14,7 @@ from draftsmith.server.calls.source import (
     NoCall,
     Parser,
     Source,
+    T,
     called,
     finished,
     must,
@@ -50,7 +52,7 @@ def pythonic(source: Source, mark: str) -> Parser[list[Call]]:
         yield from space(source)
         name = yield from tool(source)
         yield from must(source, "(")
-        arguments = yield from _keywords(source)
+        arguments = dict((yield from _entries(source, ")", _keyword)))
         found.append(called(name, json.dumps(arguments, ensure_ascii=False)))
         more = yield from separated(source, "]")
     if not mark:
@@ -58,17 +60,33 @@ def pythonic(source: Source, mark: str) -> Parser[list[Call]]:
     return found
 
 
-def _keywords(source: Source) -> Parser[dict[str, Any]]:
-    found: dict[str, Any] = {}
+def _entries(source: Source, end: str, entry: Callable[[Source], Parser[T]]) -> Parser[list[T]]:
+    """Parse entries up to a closing bracket, with commas between them and perhaps after them."""
+    found = list[T]()
     yield from space(source)
-    more = not (yield from taken(source, ")"))
-    while more:
-        name = yield from run(source, _WORD)
+    while not (yield from taken(source, end)):
+        found.append((yield from entry(source)))
         yield from space(source)
-        yield from must(source, "=")
-        found[name] = yield from literal(source)
-        more = yield from separated(source, ")")
+        if (yield from peek(source)) != end:
+            yield from must(source, ",")
+            yield from space(source)
     return found
+
+
+def _keyword(source: Source) -> Parser[tuple[str, Any]]:
+    name = yield from run(source, _WORD)
+    yield from space(source)
+    yield from must(source, "=")
+    return name, (yield from literal(source))
+
+
+def _pair(source: Source) -> Parser[tuple[str, Any]]:
+    key = yield from literal(source)
+    if not isinstance(key, str):
+        raise NoCall
+    yield from space(source)
+    yield from must(source, ":")
+    return key, (yield from literal(source))
 
 
 def literal(source: Source) -> Parser[Any]:
@@ -79,10 +97,10 @@ def literal(source: Source) -> Parser[Any]:
         return (yield from string(source))
     if letter in ("[", "("):
         source.at += 1
-        return (yield from _items(source, "]" if letter == "[" else ")"))
+        return (yield from _entries(source, "]" if letter == "[" else ")", literal))
     if letter == "{":
         source.at += 1
-        return (yield from _pairs(source))
+        return dict((yield from _entries(source, "}", _pair)))
     word = yield from run(source, _NUMERAL)
     if word in CONSTANTS:
         return CONSTANTS[word]
@@ -94,37 +112,6 @@ def literal(source: Source) -> Parser[Any]:
     if not isfinite(number):
         raise NoCall
     return exact
-
-
-def _items(source: Source, end: str) -> Parser[list[Any]]:
-    found = list[Any]()
-    yield from space(source)
-    while not (yield from taken(source, end)):
-        found.append((yield from literal(source)))
-        yield from _comma(source, end)
-    return found
-
-
-def _pairs(source: Source) -> Parser[dict[str, Any]]:
-    found: dict[str, Any] = {}
-    yield from space(source)
-    while not (yield from taken(source, "}")):
-        key = yield from literal(source)
-        if not isinstance(key, str):
-            raise NoCall
-        yield from space(source)
-        yield from must(source, ":")
-        found[key] = yield from literal(source)
-        yield from _comma(source, "}")
-    return found
-
-
-def _comma(source: Source, end: str) -> Parser[None]:
-    """Consume a comma, which is optional before the end."""
-    yield from space(source)
-    if (yield from peek(source)) != end:
-        yield from must(source, ",")
-        yield from space(source)
 
 
 def string(source: Source) -> Parser[str]:

@@ -61,7 +61,7 @@ FORMATS = {
         "<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n</tool_call>",
     ),
     "hermes": Format(
-        ("<tool_call>",), as_json.closed("</tool_call>"), r"<tool_call>",
+        ("<tool_call>",), as_json.listed("</tool_call>", required=True), r"<tool_call>",
         f"<tool_call>\n{_CALL}\n</tool_call>", inside=("</tool_call>",),
     ),
     "deepseek": Format(
@@ -76,13 +76,13 @@ FORMATS = {
         f"[TOOL_CALLS][{_CALL}]", inside=("[ARGS]", "[CALL_ID]"),
     ),
     "phi4": Format(
-        ("<|tool_call|>", "functools"), as_json.open_ended("<|/tool_call|>"),
+        ("<|tool_call|>", "functools"), as_json.listed("<|/tool_call|>", required=False),
         r"<\|/tool_call\|>|functools\[", f"<|tool_call|>[{_CALL}]<|/tool_call|>",
         inside=("<|/tool_call|>",),
     ),
     "granite": Format(
         ("<|tool_call|>", "<tool_call>", "<function_call>"),
-        as_json.open_ended("</tool_call>", "</function_call>"),
+        as_json.listed("</tool_call>", "</function_call>", required=False),
         r"<\|tool_call\|>|<function_call>", f"<|tool_call|>[{_CALL}]",
     ),
     "pythonic": Format(
