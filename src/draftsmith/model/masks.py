@@ -52,13 +52,14 @@ def visible(span: Span, first: int, window: Window = None) -> Tensor:
     size = -(-width // 8)
     words = b"".join(bits.to_bytes(size, "little") for bits in ancestor_bits(span))
     own = np.frombuffer(words, np.uint8).reshape(width, size)
-    mask = np.ones((width, cached + width), np.bool_)
-    mask[:, cached:] = np.unpackbits(own, axis=1, count=width, bitorder="little")
+    mask = torch.ones((1, 1, width, cached + width), dtype=torch.bool, device="cpu")
+    seen = mask.numpy()[0, 0]  # the same memory
+    seen[:, cached:] = np.unpackbits(own, axis=1, count=width, bitorder="little")
     if window is not None:
         positions = np.array(span.positions)
         keys = np.concatenate([np.arange(first, span.cached), positions])
-        mask &= keys > positions[:, None] - window
-    return torch.from_numpy(mask)[None, None]
+        seen &= keys > positions[:, None] - window
+    return mask
 
 
 def ancestor_bits(span: Span) -> list[int]:
