@@ -185,7 +185,7 @@ def test_the_page_asks_streams_scrubs_and_tells_errors(tmp_path: Path) -> None:
             assert page.run("run.passes.length") == expected.stats.passes
             widest = "run.passes.findLastIndex(({guesses}) => guesses.length > 2)"
             page.run(f"at('pass').value = 1 + {widest}; show(); 1")
-            until(lambda: "0 waiting" in page.run("at('load').textContent"))
+            until(lambda: "waiting: 0" in page.run("at('load').textContent"))
             for width in (390, 820, 1280):
                 for dark in (False, True):
                     name = f"page-{width}-{'dark' if dark else 'light'}.png"
