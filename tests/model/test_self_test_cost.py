@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import accelerate
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention
 
@@ -167,6 +168,13 @@ def test_a_memory_holds_for_its_key_and_if_it_is_whole(tmp_path: Path) -> None:
     for text in ("", "null", "{}", "[]", '{"key": 1}', whole[: len(whole) // 2]):
         file.write_text(text, encoding="utf-8")
         assert Capabilities.recall(file, {"torch": "1"}) is None, text
+    known = json.loads(whole)
+    for name, wrong in {
+        "shape": "bush", "cache": 3, "reasons": "because", "attention": 1,
+    }.items():  # fmt: skip
+        said = known | {"found": known["found"] | {name: wrong}}
+        file.write_text(json.dumps(said), encoding="utf-8")
+        assert Capabilities.recall(file, {"torch": "1"}) is None, name
     found.remember(file / "below", 1)  # where nothing can be written, nothing fails
     assert Capabilities.recall(file / "below", 1) is None
 
@@ -243,6 +251,16 @@ class Forgetful(LlamaAttention):
         return super().forward(*args, **kwargs)
 
 
+class BySlot(LlamaAttention):
+    """Turns by the place in its pass, not by the position."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        cos, sin = kwargs["position_embeddings"]
+        if held(kwargs) and cos.shape[1] > 1:
+            kwargs["position_embeddings"] = (cos[:, :1].expand_as(cos), sin[:, :1].expand_as(sin))
+        return super().forward(*args, **kwargs)
+
+
 SLOW = [pytest.param(make, marks=pytest.mark.slow) for make in (compiled, compiled_in_place)]
 
 
@@ -254,11 +272,24 @@ def test_a_changed_model_that_does_the_same_takes_four_passes(make: Callable[[],
     assert not found.searched
 
 
-@pytest.mark.parametrize("kind", [Prefilling, Forgetful])
+@pytest.mark.parametrize("kind", [Prefilling, Forgetful, BySlot])
 def test_a_subclassed_attention_is_not_judged_by_its_parent(kind: type[nn.Module]) -> None:
     found = examined(with_own_attention(kind), BOUND)
     assert found.shape != "tree"
     assert found.reasons
+
+
+def test_a_hook_on_the_last_token_gets_no_trees() -> None:
+    model = build("llama")
+
+    def louder(_module: Any, args: tuple[Tensor]) -> tuple[Tensor]:
+        (hidden,) = args
+        last = hidden.clone()
+        last[:, -1] = last[:, -1].roll(1, -1)
+        return (last,)
+
+    model.model.layers[1].register_forward_pre_hook(louder)
+    assert examined(model, BOUND).shape == "plain"
 
 
 @pytest.mark.parametrize("in_prefill", [False, True])

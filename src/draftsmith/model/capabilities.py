@@ -79,11 +79,23 @@ class Capabilities:
             return None
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
-            found = {name: known["found"][name] for name in _REMEMBERED}
-            reasons = tuple(found.pop("reasons"))
-            return cls(**found, reasons=reasons) if known["key"] == key else None
-        except (OSError, ValueError, KeyError, TypeError):
+            values = known["found"]
+            reasons = values.pop("reasons")
+            found = cls(**values, reasons=tuple(reasons))
+            right = known["key"] == key and values.keys() | {"reasons"} == set(_REMEMBERED)
+            return found if right and isinstance(reasons, list) and found.consistent else None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
+
+    @property
+    def consistent(self) -> bool:
+        """Whether every entry has its type, and no two contradict each other."""
+        return (
+            self.shape in _SHAPES
+            and self.cache in _CACHES
+            and all(isinstance(text, str) for text in (self.attention, *self.reasons))
+            and (self.shape == "tree") == self.packed
+        )
 
     @property
     def packed(self) -> bool:
