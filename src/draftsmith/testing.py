@@ -27,6 +27,9 @@ from draftsmith.core.sequence import Sequence, StopRule
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, ModelFacts, Needs, RowOutput, Shape, Taps
 
 T = TypeVar("T", bound=Hashable)
+
+MOST_BRANCHES = 2_000_000
+"""Maximum number of branches of an enumerated experiment."""
 Ids = tuple[int, ...]
 
 
@@ -229,15 +232,20 @@ class Enumerated:
 
 
 def enumerate_distribution(experiment: Callable[[Enumerated], T]) -> dict[T, float]:
-    """Return the exact distribution of the result of `experiment` over all random choices."""
+    """Return the exact distribution of the result of `experiment` over all random choices.
+
+    Raises AssertionError if there are more than `MOST_BRANCHES`.
+    """
     distribution: dict[T, float] = {}
     script: list[int] | None = []
-    while script is not None:
+    for _ in range(MOST_BRANCHES):
+        if script is None:
+            return distribution
         sampler = Enumerated(script)
         result = experiment(sampler)
         distribution[result] = distribution.get(result, 0.0) + sampler.weight
         script = sampler.following()
-    return distribution
+    raise AssertionError(f"the experiment has more than {MOST_BRANCHES} branches; make it smaller")
 
 
 def exact_distribution(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from draftsmith import testing
 from draftsmith.core.draft import EMPTY, ROOT, Draft, Proposal
 from draftsmith.core.sampling import Distribution
 from draftsmith.core.verify import Verification, choose, verify, verify_greedy
@@ -229,3 +230,9 @@ def test_guesses_spend_one_draw_per_token() -> None:
     sampler = Enumerated(())
     verification = verified(Draft.chain([0, 1, 2, 0], "guess"), ToyTarget(3, order=1), sampler)
     assert len(sampler.taken) == len(verification.tokens)
+
+
+def test_an_experiment_with_too_many_branches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "MOST_BRANCHES", 3)
+    with pytest.raises(AssertionError, match="more than 3 branches; make it smaller"):
+        enumerate_distribution(lambda sampler: sampler.draw(torch.full((4,), 0.25)))
