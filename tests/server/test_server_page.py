@@ -136,8 +136,9 @@ def test_the_page_asks_streams_scrubs_and_tells_errors(tmp_path: Path) -> None:
     with browser(tmp_path / "profile") as page:
         with listening(api_of(made)) as address:
             page.call("Page.navigate", url=address + "/")
-            until(lambda: page.run("document.querySelector('#send') !== null"))
-            assert page.run("document.activeElement.id") == "prompt"
+            # The browser focuses a field when it first renders it, which is after it parsed it.
+            focused = "document.activeElement.id === 'prompt'"
+            until(lambda: page.run(f"document.readyState === 'complete' && {focused}"))
             assert page.run("at('shown').hidden") is True
             page.call("Input.insertText", text=text)
             page.run(f"at('tokens').value = 30; at('prediction').value = {text!r}; 1")
