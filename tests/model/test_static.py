@@ -39,21 +39,21 @@ def fixed(model: LoadedModel) -> LoadedModel:
 
 
 @pytest.fixture
-def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """(width, capacity) of each pass of fixed shape."""
-    seen: list[tuple[int, int]] = []
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """(places, width, capacity) of each pass of fixed shape."""
+    seen: list[tuple[int, int, int]] = []
     own = graphs.Graphs.run
 
-    def run(self: Any, buffer: Any, width: int, body: Any) -> Any:
-        seen.append((width, buffer.capacity))
-        return own(self, buffer, width, body)
+    def run(self: Any, buffer: Any, shape: tuple[int, int], body: Any) -> Any:
+        seen.append((*shape, buffer.capacity))
+        return own(self, buffer, shape, body)
 
     monkeypatch.setattr(graphs.Graphs, "run", run)
     return seen
 
 
 @pytest.mark.parametrize("name", sorted(TREES.keys() & FEW))
-def test_answers_are_those_of_packed_passes(name: str, shapes: list[tuple[int, int]]) -> None:
+def test_answers_are_those_of_packed_passes(name: str, shapes: list[tuple[int, int, int]]) -> None:
     live = build(name, eos_token_id=None)
     packed = load(live)
     pair = Engine(packed), Engine(fixed(packed))
@@ -69,7 +69,7 @@ def test_answers_are_those_of_packed_passes(name: str, shapes: list[tuple[int, i
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma3n_text", "mistral", "gpt2"])
 def test_logits_and_cache_are_those_of_a_fresh_pass(
-    name: str, monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int]]
+    name: str, monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int, int]]
 ) -> None:
     """One row or several, trees or chains, while buffers grow."""
     monkeypatch.setattr(static, "LEAST_SLOTS", 16)
@@ -81,11 +81,65 @@ def test_logits_and_cache_are_those_of_a_fresh_pass(
         places = [turn % 3] if turn % 4 else sorted(rows)
         drafts = {i: random_draft(rng, rng.choice(["tree", "chain", "plain"])) for i in places}
         check_step(runner, rng, rows, ids, drafts)
-    assert {width for width, _ in shapes} >= {1, 4, 8}
-    assert {slots for _, slots in shapes} >= {16, 32, 64}
+    assert {places for places, *_ in shapes} >= {1, 2}
+    assert {width for _, width, _ in shapes} >= {1, 4, 8}
+    assert {slots for *_, slots in shapes} >= {16, 32, 64}
 
 
-def test_several_pending_tokens_share_a_pass_with_a_draft(shapes: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "gemma2",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt_oss", "gpt2", "mixtral")),
+    ],
+)
+def test_rows_that_come_and_go(
+    name: str, monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int, int]]
+) -> None:
+    """Replayed passes over some rows of a buffer change none of the others."""
+    monkeypatch.setattr(static, "LEAST_SLOTS", 16)
+    monkeypatch.setattr(static, "MOST_PLACES", 4)
+    model = load(build(name))
+    runner, rng = Runner(fixed(model)), random.Random(name)
+    made = freeze(monkeypatch, runner.loaded)
+    rows: dict[int, Any] = {}
+    ids: dict[int, list[int]] = {}
+    shapes.clear()
+    for turn in range(40):
+        if len(rows) < 2 or (len(rows) < 7 and rng.random() < 0.4):
+            ids[turn] = prompt(rng.randint(2, 40), seed=turn)
+            rows[turn] = runner.open(ids[turn])
+        elif rng.random() < 0.2:
+            gone = rng.choice(list(rows))
+            runner.close(rows.pop(gone))
+            del ids[gone]
+        places = rng.sample(list(rows), rng.randint(1, len(rows)))
+        drafts = {i: random_draft(rng, rng.choice(["tree", "chain", "plain"])) for i in places}
+        check_step(runner, rng, rows, ids, drafts)
+    assert {places for places, *_ in shapes} == {1, 2, 4}
+    assert sum(one.replays for one in made) == len(shapes) > 40
+    for row in rows.values():
+        runner.close(row)
+    assert not runner._store._places  # type: ignore[attr-defined]
+
+
+def test_passes_that_would_be_too_wide_are_packed(
+    monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int, int]]
+) -> None:
+    monkeypatch.setattr(static, "MOST_POSITIONS", 16)
+    live = build("llama", eos_token_id=None)
+    pair = Engine(live, store="packed"), Engine(live, store="static")
+    shapes.clear()
+    options = {"drafter": "auto", "budget": 8, "max_new_tokens": 30}
+    one, other = (engine.generate([IDS, prompt(30), prompt(9)], **options) for engine in pair)
+    assert [r.tokens for r in one] == [r.tokens for r in other]
+    assert max(places * width for places, width, _ in shapes) == 16
+
+
+def test_several_pending_tokens_share_a_pass_with_a_draft(
+    shapes: list[tuple[int, int, int]],
+) -> None:
     runner, ids = Runner(fixed(loaded("llama"))), prompt(40)
     row = runner.open(ids[:20])
     runner.prefill(row)
@@ -93,7 +147,7 @@ def test_several_pending_tokens_share_a_pass_with_a_draft(shapes: list[tuple[int
     shapes.clear()
     draft = Draft((5, 6, 7), (-1, -1, 1), ("t",) * 3, probes=1)
     (found,) = runner.forward([row], [draft])
-    assert shapes == [(32, 256)]
+    assert shapes == [(1, 32, 256)]
     model = runner.loaded.model
     for node, path in enumerate([[], [5], [6], [6, 7]]):
         torch.testing.assert_close(found.logits[node], fresh(model, ids + path), atol=1e-5, rtol=0)
@@ -170,7 +224,7 @@ def test_masks_are_those_of_packed_passes(window: Window) -> None:
         end = span.cached + span.width
         bits, offsets = ancestor_bits(span), [p - span.cached for p in span.positions]
         words = [bits, [0] * span.width]
-        numbers = [torch.tensor(own) for own in (words, offsets, [span.cached])]
+        numbers = [torch.tensor([own]) for own in (words, offsets, [span.cached], [span.cached])]
         mask = visible_slots(*numbers, 48, [window])[window]
         assert mask.shape == (1, 1, span.width, 48)
         assert not mask[..., end:].any()
@@ -178,14 +232,14 @@ def test_masks_are_those_of_packed_passes(window: Window) -> None:
 
 
 @pytest.mark.parametrize("nodes", [31, 62, 63, 79])
-def test_the_widest_passes(nodes: int, shapes: list[tuple[int, int]]) -> None:
+def test_the_widest_passes(nodes: int, shapes: list[tuple[int, int, int]]) -> None:
     """Their ancestors take the sign bit of an integer, and a second one."""
     runner, ids = Runner(fixed(loaded("llama"))), prompt(100)
     row = runner.open(ids[:17])
     runner.prefill(row)
     shapes.clear()
     (found,) = runner.forward([row], [Draft.chain(ids[17 : 17 + nodes], "test")])
-    assert shapes == [(min(w for w in static.WIDTHS if w > nodes), 256)]
+    assert shapes == [(1, min(w for w in static.WIDTHS if w > nodes), 256)]
     for node in {0, 29, 40, 61, 62, 63, nodes} & {*range(nodes + 1)}:
         expected = fresh(runner.loaded.model, ids[: 17 + node])
         torch.testing.assert_close(found.logits[node], expected, atol=1e-5, rtol=0)
@@ -196,7 +250,7 @@ def test_the_widest_passes(nodes: int, shapes: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "mistral", "opt"])
 def test_passes_can_be_recorded_and_replayed(
-    name: str, monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int]]
+    name: str, monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int, int]]
 ) -> None:
     """A replay runs no Python: what a pass depends on must be among its inputs."""
     monkeypatch.setattr(static, "LEAST_SLOTS", 32)
@@ -225,7 +279,7 @@ def test_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         runner.forward([row], [Draft.chain(prompt(nodes), "test") if nodes else EMPTY])
         runner.commit([row], [()], [[5]])
         counts.append(len(made))
-        assert model.graphs.count(runner._store._buffers[row]) <= 2  # type: ignore[attr-defined]
+        assert model.graphs.count(runner._store._places[row][0]) <= 2  # type: ignore[attr-defined]
     assert counts == [1, 2, 2, 3, 3, 4], "the least recently used one is dropped"
 
 

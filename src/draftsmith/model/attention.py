@@ -59,14 +59,14 @@ class Packed:
     widths: Sequence[int]
     """Queries of each span."""
     masks: Sequence[Tensor | None]
-    """A mask (1, 1, q, S) per span, where the last q keys are those of the queries.
+    """A mask (R, 1, q, S) per span of R rows, where the last q keys are those of the queries.
 
     No query sees a key after its own. None means that a query sees all other keys.
     """
     keys: Sequence[Tensor]
-    """(1, K, S, D) per span: the row's cached keys, then those of this pass.
+    """(R, K, S, D) per span: the cached keys of its rows, then those of this pass.
 
-    (q, K, S, D) for a span of q merged rows with one query each.
+    The queries of a span of R merged rows are those of its rows, in equal numbers.
     """
     values: Sequence[Tensor]
     attend: Callable[[Tensor, Form], Tensor] | None = None
@@ -129,9 +129,13 @@ def _attend_packed(
             for place, parts in enumerate(looked):
                 look(Seen(*parts, scaling, softcap, sinks), span=place)
         return packed.attend(query, form)
-    if len(packed.widths) == packed.keys[0].shape[0] == 1:
+    if len(packed.widths) == 1:
         key, value, mask = packed.keys[0], packed.values[0], packed.masks[0]
-        return _attend(module, query, key, value, mask, form, look)
+        rows = len(key)
+        if rows == 1:
+            return _attend(module, query, key, value, mask, form, look)
+        queries = query[0].reshape(query.shape[1], rows, -1, query.shape[3]).transpose(0, 1)
+        return _attend(module, queries, key, value, mask, form, look).flatten(0, 1)[None]
     heads, kv_heads = query.shape[1], packed.keys[0].shape[1]
     # (Q, K, G, D), so that a single query of a span needs no further transposition.
     grouped = query[0].transpose(0, 1).reshape(-1, kv_heads, heads // kv_heads, query.shape[3])

@@ -22,11 +22,15 @@ CAPTURED = ("cuda",)
 """Types of devices on which passes are captured."""
 MOST_GRAPHS = 64
 """Maximum number of graphs; the least recently used one is dropped for another."""
+MOST_PLACES = 32
+"""Maximum number of rows of a pass."""
 WIDEST = 128
-"""Maximum width of a pass."""
+"""Maximum width of a row in a pass."""
 INPUTS = 5
-"""Rows of numbers that a pass reads: tokens, offsets, two of ancestors, and the base."""
+"""Lines of numbers of a row: tokens, offsets, two of ancestors; the base with the first slot."""
 
+Shape = tuple[int, int]
+"""Number of rows, width of each."""
 Body = Callable[[], tuple[Tensor, ...]]
 """Computes a pass from what is in place; copies nothing from the host and never waits."""
 
@@ -70,14 +74,15 @@ class Graphs:
         """Why passes are not captured any more."""
         self.free: dict[Any, Any] = {}
         """Buffers that no row uses, by what they hold; one of each kind."""
-        self.inputs = torch.zeros((INPUTS, WIDEST), dtype=torch.long, device=device)
+        shape = MOST_PLACES, INPUTS, WIDEST
+        self.inputs = torch.zeros(shape, dtype=torch.long, device=device)
         """Input of a pass, on the device."""
-        on_host = torch.zeros((INPUTS, WIDEST), dtype=torch.long, device="cpu")
+        on_host = torch.zeros(shape, dtype=torch.long, device="cpu")
         self._waits = device.type in ("cpu", "mps")  # see `devices.send`
         self._host = on_host if self._waits else on_host.pin_memory()
         self._lock = threading.RLock()
-        self._graphs: WeakKeyDictionary[Any, dict[int, Captured]] = WeakKeyDictionary()
-        """Buffer → width → graph over it."""
+        self._graphs: WeakKeyDictionary[Any, dict[Shape, Captured]] = WeakKeyDictionary()
+        """Buffer → shape → graph over it."""
         self._memory: Any = None
         self._weights: Any = None
         self._replays = 0
@@ -91,11 +96,11 @@ class Graphs:
         with self._lock:
             yield self._host.numpy()
 
-    def send(self) -> None:
-        """Copy the inputs to the device without waiting for it."""
-        self.inputs.copy_(self._host, non_blocking=not self._waits)
+    def send(self, places: int) -> None:
+        """Copy the inputs of the first places to the device without waiting for it."""
+        self.inputs[:places].copy_(self._host[:places], non_blocking=not self._waits)
 
-    def run(self, buffer: Any, width: int, body: Body) -> tuple[Tensor, ...]:
+    def run(self, buffer: Any, shape: Shape, body: Body) -> tuple[Tensor, ...]:
         """Run a pass over a buffer, by its graph where there is one.
 
         The outputs are valid until the next pass.
@@ -103,18 +108,18 @@ class Graphs:
         if not self.captures:
             return body()
         own = self._graphs.setdefault(buffer, {})
-        if width not in own:
+        if shape not in own:
             try:
                 if not any(self._graphs.values()):  # torch frees the memory with its last graph
                     self._memory = torch.cuda.graph_pool_handle()
-                own[width] = Captured(body, self.device, self._memory)
+                own[shape] = Captured(body, self.device, self._memory)
             except Exception as error:  # a model's code may raise any error
                 self._give_up(error)
                 return body()
             self._limit()
         self._replays += 1
-        own[width].used = self._replays
-        return own[width]()
+        own[shape].used = self._replays
+        return own[shape]()
 
     def check(self, weights: Any) -> None:
         """Drop all graphs if this key of the model's weights is a new one."""
@@ -129,10 +134,10 @@ class Graphs:
 
     def _limit(self) -> None:
         while sum(map(len, self._graphs.values())) > MOST_GRAPHS:
-            every = [(g.used or self._replays + 1, own, width)
-                     for own in self._graphs.values() for width, g in own.items()]  # fmt: skip
-            _, own, width = min(every, key=lambda one: one[0])
-            del own[width]
+            every = [(g.used or self._replays + 1, own, shape)
+                     for own in self._graphs.values() for shape, g in own.items()]  # fmt: skip
+            _, own, shape = min(every, key=lambda one: one[0])
+            del own[shape]
 
     def _give_up(self, error: Exception) -> None:
         self.captures = False

@@ -71,28 +71,34 @@ def ancestor_bits(span: Span) -> list[int]:
 
 
 def visible_slots(
-    bits: Tensor, offsets: Tensor, base: Tensor, slots: int, windows: Iterable[Window]
+    bits: Tensor,
+    offsets: Tensor,
+    base: Tensor,
+    start: Tensor,
+    slots: int,
+    windows: Iterable[Window],
 ) -> dict[Window, Tensor]:
-    """Return masks (1, 1, Q, S) by window for a span at `base`, computed on its device.
+    """Return masks (R, 1, Q, S) by window for R spans of equal width, computed on their device.
 
-    `bits` (2, Q) are `ancestor_bits` in words of 64 bits, `offsets` (Q,) the positions after `base`
-    (1,). Slot s holds position s up to `base`. Then the Q positions of the span follow, then slots
-    that none sees.
+    `bits` (R, 2, Q) are `ancestor_bits` in words of 64 bits, `offsets` (R, Q) the positions after
+    `base` (R, 1). Slot s holds position s up to `base`. The Q positions of the span are at the
+    slot `start` (R, 1) and the next ones. No other slot is seen.
     Shapes depend on no value, and the host neither waits nor copies.
     """
-    width = len(offsets)
+    width = offsets.shape[1]
     order = torch.arange(min(width, 64), device=bits.device)
-    sees = (bits.T[..., None] >> order & 1).flatten(1)[:, :width].bool()
+    sees = (bits.transpose(1, 2)[..., None] >> order & 1).flatten(2)[..., :width].bool()
     slot = torch.arange(slots, device=bits.device)
-    after = slot - base
-    own = after.clamp(0, width - 1)
-    cached = after < 0
-    inside = sees.index_select(1, own) & (after < width) | cached
+    own, cached = slot - start, slot < base
+    place = own.clamp(0, width - 1)
+    inside = sees.gather(2, place[:, None].expand(-1, width, -1)) & (own == place)[:, None]
+    inside = inside | cached[:, None]
     masks: dict[Window, Tensor] = {}
     for window in windows:
         mask = inside
         if window is not None:
-            first = (base + offsets)[:, None] - window + 1
-            mask = mask & (torch.where(cached, slot, base + offsets.index_select(0, own)) >= first)
-        masks[window] = mask[None, None]
+            first = (base + offsets)[..., None] - window + 1
+            position = torch.where(cached, slot, base + offsets.gather(1, place))
+            mask = mask & (position[:, None] >= first)
+        masks[window] = mask[:, None]
     return masks

@@ -14,6 +14,7 @@ from typing import cast
 
 import torch
 
+from draftsmith.core.draft import EMPTY
 from draftsmith.errors import UnsupportedError, WriteError, first_line
 from draftsmith.model import graphs
 from draftsmith.model.capabilities import Capabilities
@@ -72,18 +73,21 @@ def with_store(loaded: LoadedModel, store: str | None) -> LoadedModel:
 
 
 def _check_static(runner: Runner, ref: Reference) -> list[Finding]:
-    """Verify a tree in a pass of fixed shape; then a plain step, and a chain after pending
-    tokens."""
-    row = runner.open(ref.prompt)
+    """Verify a tree beside another row in a pass of fixed shape; then a plain step, and a chain
+    after pending tokens."""
+    row, other = runner.open(ref.prompt), runner.open(ref.prompt[:-4])
     runner.prefill(row)
-    tree = runner.forward([row], [ref.draft])[0].logits
-    found = [ref.at(got, node) for node, got in enumerate(tree, -1)]
+    runner.prefill(other)
+    tree, plain = runner.forward([row, other], [ref.draft, EMPTY])
+    found = [ref.at(got, node) for node, got in enumerate(tree.logits, -1)]
+    found.append(ref.along(plain.logits[0], 0, PROMPT - 5))
     found += step(runner, ref, row, ACCEPTED)
     runner.extend(row, ref.prompt[:-4])
     chain = ref.reading(PROMPT - 4, PROMPT)
     line = runner.forward([row], [chain])[0].logits
     found += [ref.along(got, 0, PROMPT - 5 + i) for i, got in enumerate(line)]
     runner.close(row)
+    runner.close(other)
     return found
 
 

@@ -1,12 +1,14 @@
 """Key/value store with passes of fixed shapes, so that each can be a CUDA graph.
 
-A row's keys and values lie in a buffer of fixed capacity. A pass over one row is padded to a width
-of `WIDTHS` and attends to all slots of the buffer under a mask. The width and the capacity decide
-all shapes and addresses, so such a pass is captured once and replayed (`graphs.Graphs`). What the
-host knows of a pass is copied to the device before it; positions, masks and slots are computed
-there. All other passes (prompts, several rows, recordings) are packed, over the same buffers.
+Rows of similar length lie in one buffer, each at a place of its own with a fixed capacity. A pass
+covers the first places of a buffer. All of them have the same width in it, one of `WIDTHS`, and
+attend to all slots of their place under a mask. The places, the width and the buffer decide all
+shapes and addresses, so such a pass is captured once and replayed (`graphs.Graphs`). What the host
+knows of a pass is copied to the device before it; positions, masks and slots are computed there.
+All other passes (prompts, recordings) are packed, over the same buffers.
 
-Shapes: `n` layers of one kind, `K` key heads, `C` slots, `D` and `W` widths of keys and values.
+Shapes: `R` places, `n` layers of one kind, `K` key heads, `C` slots of a place, `D` and `W` widths
+of keys and values; `Q` positions of each place in a pass.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from draftsmith.core.reading import summary, unpacked
 from draftsmith.core.target import RowOutput
 from draftsmith.model.attention import Packed
 from draftsmith.model.fingerprint import state
-from draftsmith.model.graphs import WIDEST
+from draftsmith.model.graphs import MOST_PLACES, WIDEST
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import Span, ancestor_bits, visible_slots
 from draftsmith.model.packed import PackedStore, Slots
@@ -37,6 +39,8 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64, 80)
 """Widths of passes with fixed shapes. The last one takes the root and a draft of 64 nodes."""
 LEAST_SLOTS = 256
 """Smallest capacity of a buffer; each larger one has twice as many slots."""
+MOST_POSITIONS = 512
+"""Maximum number of positions of a pass of fixed shape, because a graph holds the logits of all."""
 
 ALIGNMENT = 64
 """Capacities are multiples of it, for the kernels of attention."""
@@ -54,48 +58,55 @@ def refusal(loaded: LoadedModel) -> str | None:
 
 
 class Buffer:
-    """Keys and values of one row, with `capacity` slots in every layer."""
+    """Keys and values of several rows: `places` rows with `capacity` positions in every layer.
 
-    def __init__(self, parts: Sequence[Slots], capacity: int) -> None:
+    After these, each place has `WIDEST` spare slots, for the padding of a pass.
+    """
+
+    def __init__(self, parts: Sequence[Slots], capacity: int, places: int) -> None:
         """Allocate room for all layers of `parts`, which are of one row."""
         self.capacity = capacity
         self.kind = capacity, *kinds(parts)
-        self.slots = []
-        """One for each kind of layers."""
+        self.rows: list[SequenceRow | None] = [None] * places
+        """The row at each place."""
+        self.slots: list[list[Slots]] = [[] for _ in range(places)]
+        """By place, one for each kind of layers."""
+        self.layers: dict[int, tuple[Window, Tensor, Tensor]] = {}
+        """Layer → window, keys (R, K, C, D) and values (R, K, C, W)."""
         for alike in by_kind(parts).values():
-            layers = tuple(layer for part in alike for layer in part.layers)
+            window, layers = alike[0].window, tuple(i for part in alike for i in part.layers)
             keys, values = (
-                like.new_empty((1, len(layers), like.shape[2], capacity, like.shape[4]))
+                like.new_empty(
+                    (places, len(layers), like.shape[2], capacity + WIDEST, like.shape[4])
+                )
                 for like in (alike[0].keys, alike[0].values)
             )
-            self.slots.append(Slots(alike[0].window, layers, keys, values))
-        self.layers: dict[int, tuple[Window, Tensor, Tensor]] = {
-            layer: (slots.window, slots.keys[:, i], slots.values[:, i])
-            for slots in self.slots
-            for i, layer in enumerate(slots.layers)
-        }
-        """Layer → window, keys (1, K, C, D) and values (1, K, C, W)."""
-        self.stale = True
-        """Whether slots after the row may hold numbers that are not finite.
+            for place, slots in enumerate(self.slots):
+                slots.append(Slots(window, layers, keys, values, place))
+            for i, layer in enumerate(layers):
+                self.layers[layer] = window, keys[:, i], values[:, i]
+        self.stale = [True] * places
+        """Whether slots after the row at a place may hold numbers that are not finite.
 
         A masked key or value must be finite: 0 · NaN is NaN.
         """
 
-    def fill(self, parts: Sequence[Slots], length: int) -> None:
-        """Copy the first `length` positions of a row."""
-        self.stale = True
-        for new, alike in zip(self.slots, by_kind(parts).values(), strict=True):
+    def put(self, row: SequenceRow, place: int) -> None:
+        """Copy a row to a free place, where it continues."""
+        for new, alike in zip(self.slots[place], by_kind(row.state).values(), strict=True):
             for name in ("keys", "values"):
-                old = [getattr(part, name)[part.place].narrow(2, 0, length) for part in alike]
-                torch.cat(old, out=getattr(new, name)[0].narrow(2, 0, length))
+                old = [getattr(p, name)[p.place].narrow(2, 0, row.cached) for p in alike]
+                torch.cat(old, out=getattr(new, name)[place].narrow(2, 0, row.cached))
+        self.rows[place], self.stale[place], row.state = row, True, self.slots[place]
 
-    def clear(self, length: int) -> None:
-        """Overwrite the slots after the first `length` with zeros, if they may be stale."""
-        if self.stale:
-            for slots in self.slots:
-                for tensor in (slots.keys, slots.values):
-                    tensor.narrow(3, length, self.capacity - length).zero_()
-        self.stale = False
+    def clear(self, place: int) -> None:
+        """Overwrite the slots after a row with zeros, if they may be stale."""
+        row = self.rows[place]
+        if self.stale[place] and row is not None:
+            for slots in self.slots[place]:
+                for tensor in (slots.keys[place], slots.values[place]):
+                    tensor[:, :, row.cached :].zero_()
+        self.stale[place] = False
 
 
 def by_kind(parts: Sequence[Slots]) -> dict[Any, list[Slots]]:
@@ -115,27 +126,30 @@ def kinds(parts: Sequence[Slots]) -> tuple[Any, ...]:
 
 
 class StaticPass(PassCache):
-    """Cache of one pass of fixed shape over the buffer of one row."""
+    """Cache of one pass of fixed shape over the first R places of a buffer."""
 
     def __init__(self, buffer: Buffer, slots: Tensor, masks: Mapping[Window, Tensor]) -> None:
-        """`slots` (Q,): where the pass writes. `masks`: (1, 1, Q, C) by window."""
+        """`slots` (R, Q): where the pass writes. `masks`: (R, 1, Q, C) by window."""
         super().__init__()
         self._buffer, self._slots, self._masks = buffer, slots, masks
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write keys and values (1, K, Q, D) to their slots; see `PackedPass.update`."""
-        window, keys, values = self._buffer.layers[layer_idx]
-        keys.index_copy_(2, self._slots, key_states)
-        values.index_copy_(2, self._slots, value_states)
-        packed = Packed([len(self._slots)], [self._masks[window]], [keys], [values])
+        """Write keys and values (1, K, R·Q, D) to their slots; see `PackedPass.update`."""
+        places, width = self._slots.shape
+        window, *buffers = self._buffer.layers[layer_idx]
+        keys, values = (buffer[:places] for buffer in buffers)
+        for buffer, states in ((keys, key_states), (values, value_states)):
+            new = states[0].reshape(len(states[0]), places, width, -1).transpose(0, 1)
+            buffer.scatter_(2, self._slots[:, None, :, None].expand(new.shape), new)
+        packed = Packed([places * width], [self._masks[window]], [keys], [values])
         self.given[layer_idx] = key_states.packed = packed  # type: ignore[attr-defined]
         return key_states, value_states
 
 
 class StaticStore(PackedStore):
-    """Rows with buffers of fixed capacity; passes over one row have fixed shapes.
+    """Rows in buffers of fixed capacity; passes over the rows of a buffer have fixed shapes.
 
     No layer drops positions that its window has left.
     """
@@ -144,7 +158,7 @@ class StaticStore(PackedStore):
         super().__init__(*options)
         self._model = loaded.model
         self._graphs = loaded.graphs
-        self._buffers: dict[SequenceRow, Buffer] = {}
+        self._places: dict[SequenceRow, tuple[Buffer, int]] = {}
 
     def open(self, row: SequenceRow) -> None:
         self._graphs.check(state(self._model))
@@ -155,12 +169,28 @@ class StaticStore(PackedStore):
         super().close(row)
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        """Run a pass of fixed shape where it can have one, else a packed one."""
-        if len(rows) == 1:
-            span = Span(rows[0].cached, rows[0].taken, drafts[0])
-            if self._has_shape(rows[0], span):
-                return [self._fixed(rows[0], span)]
-        return super().verify(rows, drafts)
+        """Run a pass of fixed shape for the rows of each buffer, and a packed one for the rest."""
+        spans = {
+            row: Span(row.cached, row.taken, draft) for row, draft in zip(rows, drafts, strict=True)
+        }
+        # First of all, because a row that moves takes only its committed positions along.
+        self._reserve(rows, list(spans.values()))
+        groups: dict[Buffer, dict[SequenceRow, Span]] = {}
+        for row, span in spans.items():
+            if self._has_shape(row, span):
+                groups.setdefault(self._places[row][0], {})[row] = span
+        found: dict[SequenceRow, RowOutput] = {}
+        for buffer, group in groups.items():
+            found |= self._fixed(buffer, group)
+        rest = [(row, draft) for row, draft in zip(rows, drafts, strict=True) if row not in found]
+        for row, _ in rest:
+            if row in self._places:
+                buffer, place = self._places[row]
+                buffer.stale[place] = True
+        if rest:
+            packed = super().verify(*zip(*rest, strict=True))
+            found |= {row: output for (row, _), output in zip(rest, packed, strict=True)}
+        return [found[row] for row in rows]
 
     def _has_shape(self, row: SequenceRow, span: Span) -> bool:
         recorded, chunk = row.taps is not None, row.is_chunk
@@ -170,39 +200,58 @@ class StaticStore(PackedStore):
         fits = span.cached > 0 and span.width <= WIDTHS[-1]
         return fits and not (recorded or chunk or autocast)
 
-    def _fixed(self, row: SequenceRow, span: Span) -> RowOutput:
-        """Run a pass over one row, padded with positions that see only themselves."""
-        width = next(width for width in WIDTHS if width >= span.width)
-        with self._graphs.turn() as given:
-            buffer = self._buffer(row, span.cached + width)
-            buffer.clear(row.cached)
-            _write(given[:, :width], row, span)
-            self._graphs.send()
-            body = partial(self._compute, buffer, width)
-            logits, numbers = self._graphs.run(buffer, width, body)
-            own = slice(span.pending - 1, span.width)
-            logits = logits[own].clone()  # the next pass overwrites them
-            numbers = numbers.to("cpu", copy=True)
-        buffer.stale = not bool(numbers[:, 0].all())
-        finite, choices, highest = unpacked(numbers[own], span.draft)
-        return RowOutput(logits, choices, finite, highest)
+    def _fixed(
+        self, buffer: Buffer, spans: Mapping[SequenceRow, Span]
+    ) -> dict[SequenceRow, RowOutput]:
+        """Run a pass over rows of one buffer, padded with positions that see only themselves.
 
-    def _compute(self, buffer: Buffer, width: int) -> tuple[Tensor, Tensor]:
-        """Return logits (Q, V) of the pass in the inputs, and their `summary`."""
-        inputs = self._graphs.inputs[:, :width]
-        tokens, offsets, bits, base = inputs[0], inputs[1], inputs[2:4], inputs[4, :1]
+        Returns nothing if the padding would make the pass too wide.
+        """
+        places = {row: self._places[row][1] for row in spans}
+        count = 1 << max(places.values()).bit_length()
+        width = next(w for w in WIDTHS if w >= max(span.width for span in spans.values()))
+        if count * width > MOST_POSITIONS:
+            return {}
+        with self._graphs.turn() as given:
+            for place, row in enumerate(buffer.rows[:count]):
+                if row is None or row not in spans:
+                    _idle(given[place], width, buffer.capacity)
+                else:
+                    buffer.clear(place)
+                    _write(given[place], width, row, spans[row])
+            self._graphs.send(count)
+            body = partial(self._compute, buffer, count, width)
+            logits, numbers = self._graphs.run(buffer, (count, width), body)
+            logits = logits.clone()  # the next pass overwrites them
+            numbers = numbers.to("cpu", copy=True)
+        found = {}
+        for row, span in spans.items():
+            first = places[row] * width
+            buffer.stale[places[row]] = not bool(numbers[first : first + width, 0].all())
+            own = slice(first + span.pending - 1, first + span.width)
+            finite, choices, highest = unpacked(numbers[own], span.draft)
+            found[row] = RowOutput(logits[own], choices, finite, highest)
+        return found
+
+    def _compute(self, buffer: Buffer, places: int, width: int) -> tuple[Tensor, Tensor]:
+        """Return logits (R·Q, V) of the pass in the inputs, and their `summary`."""
+        inputs = self._graphs.inputs[:places]
+        tokens, offsets, bits = inputs[:, 0, :width], inputs[:, 1, :width], inputs[:, 2:4, :width]
+        base, start = inputs[:, 4, :1], inputs[:, 4, 1:2]
         windows = {window for window, *_ in buffer.layers.values()}
-        masks = visible_slots(bits, offsets, base, buffer.capacity, windows)
+        slots = buffer.capacity + WIDEST
+        masks = visible_slots(bits, offsets, base, start, slots, windows)
         order = torch.arange(width, device=base.device)
-        cache = StaticPass(buffer, base + order, masks)
-        positions = base + offsets
-        output = self._forward.compute(tokens[None], positions[None], self._mask, cache, width)
-        logits = output.logits[0, -width:]
+        cache = StaticPass(buffer, start + order, masks)
+        line, positions = tokens.reshape(1, -1), (base + offsets).reshape(1, -1)
+        output = self._forward.compute(line, positions, self._mask, cache, places * width)
+        logits = output.logits[0, -places * width :]
         return logits, summary(logits, logits)
 
     def truncate(self, row: SequenceRow, length: int) -> int:
-        if row in self._buffers:
-            self._buffers[row].stale = True
+        if row in self._places:
+            buffer, place = self._places[row]
+            buffer.stale[place] = True
         return super().truncate(row, length)
 
     def mark(self, row: SequenceRow) -> None:
@@ -210,52 +259,82 @@ class StaticStore(PackedStore):
 
     def part(self, row: SequenceRow) -> None:
         """Copy an idle row out of its buffer, which the next row uses with its graphs."""
-        if row in self._buffers:
+        if row in self._places:
             self.copy(row, row, row.cached)
             self._release(row)
 
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int]) -> int:
         """Return an upper bound of the peak bytes of rows with at least `LEAST_SLOTS` positions.
 
-        A buffer is up to twice as large as its row. While a row grows, there are also the buffer
-        before, and free ones, each of half the size of the next.
+        A place is up to twice as large as its row, and a buffer has up to twice as many places as
+        rows. While rows grow, there are also the buffers that they leave.
         """
-        return 4 * sum(rows) + sum(kept)
+        return 8 * sum(rows) + sum(kept)
 
     def _reserve(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> None:
-        """Make room for a packed pass. A row gets its buffer after its first pass."""
+        """Make room for a pass. A row gets its place in a buffer after its first pass."""
         for row, span in zip(rows, spans, strict=True):
             if row.cached:
-                self._buffer(row, row.cached + span.width).stale = True
+                self._make_room(row, row.cached + span.width)
             else:
                 self._release(row)
                 row.state = []
 
-    def _buffer(self, row: SequenceRow, end: int) -> Buffer:
-        """Return the buffer of a row, with slots for `end` positions."""
-        buffer = self._buffers.get(row)
-        if buffer is not None and row.state is buffer.slots and end <= buffer.capacity:
-            return buffer
-        capacity = self._capacity(end)
-        free = self._graphs.free
-        new = free.pop((capacity, *kinds(row.state)), None) or Buffer(row.state, capacity)
-        new.fill(row.state, row.cached)
+    def _make_room(self, row: SequenceRow, end: int) -> None:
+        """Move a row to a buffer with `end` positions if it is in none."""
+        if row in self._places:
+            buffer, place = self._places[row]
+            if row.state is buffer.slots[place] and end <= buffer.capacity:
+                return
         self._release(row)
-        self._buffers[row], row.state = new, new.slots
-        return new
+        kind = self._capacity(end), *kinds(row.state)
+        alike = [buffer for buffer in self._buffers() if buffer.kind == kind]
+        free = [buffer for buffer in alike if None in buffer.rows]
+        if free:
+            buffer = free[0]
+        elif small := [buffer for buffer in alike if len(buffer.rows) < MOST_PLACES]:
+            buffer = self._new(row, kind[0], 2 * len(small[0].rows))
+            self._move(small[0], buffer)
+        else:
+            buffer = self._graphs.free.pop(kind, None) or self._new(row, kind[0], 1)
+        place = buffer.rows.index(None)
+        buffer.put(row, place)
+        self._places[row] = buffer, place
+
+    def _move(self, old: Buffer, new: Buffer) -> None:
+        """Move all rows of a buffer to another one."""
+        for place, row in enumerate(old.rows):
+            if row is not None:
+                new.put(row, place)
+                self._places[row] = new, place
+
+    def _buffers(self) -> list[Buffer]:
+        """Return the buffers that have rows."""
+        return list(dict.fromkeys(buffer for buffer, _ in self._places.values()))
+
+    def _new(self, row: SequenceRow, capacity: int, places: int) -> Buffer:
+        """Allocate a buffer; if memory is scarce, free those that no row uses."""
+        try:
+            return Buffer(row.state, capacity, places)
+        except torch.OutOfMemoryError:
+            self._graphs.free.clear()
+            return Buffer(row.state, capacity, places)
 
     def _capacity(self, end: int) -> int:
-        """Return the number of slots of a buffer for `end` positions."""
+        """Return the capacity of a buffer for rows of `end` positions."""
         slots = max(LEAST_SLOTS, 1 << (end - 1).bit_length())
         if self._context is not None:
-            most = -(-self._context // ALIGNMENT) * ALIGNMENT + WIDEST  # the last pass is padded
+            most = -(-self._context // ALIGNMENT) * ALIGNMENT
             slots = slots if end > most else min(slots, most)
         return slots
 
     def _release(self, row: SequenceRow) -> None:
-        """Give the buffer of a row back, for the next row. Of a kind, one is kept."""
-        buffer = self._buffers.pop(row, None)
-        if buffer is None:
+        """Free the place of a row. Of the buffers of a kind without rows, one is kept."""
+        if row not in self._places:
+            return
+        buffer, place = self._places.pop(row)
+        buffer.rows[place] = None
+        if any(other is not None for other in buffer.rows):
             return
         free, graphs = self._graphs.free, self._graphs
         other = free.get(buffer.kind)
@@ -263,20 +342,29 @@ class StaticStore(PackedStore):
             free[buffer.kind] = buffer
 
 
-def _write(given: Any, row: SequenceRow, span: Span) -> None:
-    """Write what a pass reads: tokens, offsets and ancestors (Q,), and the base.
+def _write(given: Any, width: int, row: SequenceRow, span: Span) -> None:
+    """Write what a pass reads of a row: tokens, offsets and ancestors (Q,), base and first slot.
 
-    `given` (5, Q) are the inputs on the host.
+    `given` (5, `WIDEST`) are the inputs of its place on the host.
     """
-    width, n = given.shape[1], span.width
+    n = span.width
     tokens = [*row.pending[: span.pending], *span.draft.tokens]
-    given[0] = [*tokens, *tokens[:1] * (width - n)]
+    given[0, :width] = [*tokens, *tokens[:1] * (width - n)]
     given[1, :n] = [position - span.cached for position in span.positions]
     given[1, n:] = 0
     bits = [*ancestor_bits(span), *(1 << i for i in range(n, width))]
     words = [[own % _WORD for own in bits], [own // _WORD for own in bits]]
-    given[2:4] = np.array(words, np.uint64).view(np.int64)
-    given[4, 0] = span.cached
+    given[2:4, :width] = np.array(words, np.uint64).view(np.int64)
+    given[4, :2] = span.cached
+
+
+def _idle(given: Any, width: int, capacity: int) -> None:
+    """Let a place compute positions that see only themselves, in its spare slots."""
+    given[:2] = 0
+    bits = [1 << i for i in range(width)]
+    words = [[own % _WORD for own in bits], [own // _WORD for own in bits]]
+    given[2:4, :width] = np.array(words, np.uint64).view(np.int64)
+    given[4, :2] = 0, capacity
 
 
 _WORD = 1 << 64
