@@ -33,7 +33,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     kernels: list[int] = []
     own = graphs.Graphs.run
 
-    def run(self: Any, buffer: Any, shape: tuple[int, int], body: Any) -> Any:
+    def run(self: Any, buffer: Any, shape: graphs.Shape, body: Any) -> Any:
         def counted() -> Any:
             with pretended.capturing(), pretended.counted() as seen:
                 found = body()
@@ -179,9 +179,9 @@ def test_shapes_of_a_pass_depend_on_width_and_capacity_alone(
     seen: dict[tuple[int, int, int], set[str]] = {}
     own = static.StaticStore._compute
 
-    def compute(self: Any, buffer: Any, places: int, width: int) -> Any:
+    def compute(self: Any, buffer: Any, places: int, width: int, *layers: Any) -> Any:
         with pretended.counted() as counted:
-            made = own(self, buffer, places, width)
+            made = own(self, buffer, places, width, *layers)
         key = places, width, buffer.capacity
         seen.setdefault(key, set()).add(str(sorted(counted.kernels.items())))
         return made

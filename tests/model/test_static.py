@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from test_taps import check_taps, step
 
 from architectures import CHAINS, TREES, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnknownName
 from draftsmith.model import graphs, static
@@ -27,7 +29,7 @@ IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8] * 3
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "seed": 3}
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.1, "logit_bias": {5: -1.0}, "logprobs": True}
-DRAFTERS = ["none", "auto", "pld_plus"]
+DRAFTERS = ["none", "auto", "pld_plus", "pld_plus(rank='attention', heads=((0, 1),))"]
 FEW = {"llama", "gpt2", "gemma2", "gemma3n_text", "gpt_oss", "mixtral"}
 """Architectures that differ most in what their passes compute."""
 
@@ -44,8 +46,8 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     seen: list[tuple[int, int, int]] = []
     own = graphs.Graphs.run
 
-    def run(self: Any, buffer: Any, shape: tuple[int, int], body: Any) -> Any:
-        seen.append((*shape, buffer.capacity))
+    def run(self: Any, buffer: Any, shape: graphs.Shape, body: Any) -> Any:
+        seen.append((*shape[:2], buffer.capacity))
         return own(self, buffer, shape, body)
 
     monkeypatch.setattr(graphs.Graphs, "run", run)
@@ -64,7 +66,7 @@ def test_answers_are_those_of_packed_passes(name: str, shapes: list[tuple[int, i
             one, other = (engine.generate(IDS, **options) for engine in pair)
             assert not other.notices
             assert (one.tokens, one.stats.passes) == (other.tokens, other.stats.passes)
-            assert bool(shapes) == (drafter != "pld_plus")  # recorded passes are packed
+            assert bool(shapes) == (drafter != DRAFTERS[-1])  # recorded attention is packed
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma3n_text", "mistral", "gpt2"])
@@ -122,6 +124,31 @@ def test_rows_that_come_and_go(
     for row in rows.values():
         runner.close(row)
     assert not runner._store._places  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3n_text"])
+def test_states_are_recorded_by_replays(
+    name: str, monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int, int]]
+) -> None:
+    """Beside a row that records nothing, and one that records another layer."""
+    layers = {} if name == "gemma3n_text" else {"num_hidden_layers": 3}
+    model = fixed(load(build(name, **layers)))
+    made = freeze(monkeypatch, model)
+    runner, rng = Runner(model), random.Random(name)
+    several = [Needs(hidden_layers=(1,)), NO_NEEDS, Needs(hidden_layers=(2,))]
+    ids = [prompt(12 + i, seed=i) for i in range(3)]
+    rows = [runner.open(own, needs) for own, needs in zip(ids, several, strict=True)]
+    for row in rows:
+        runner.prefill(row)
+    shapes.clear()
+    for turn in range(9):
+        some = slice(None) if turn % 3 else slice(turn // 3, turn // 3 + 1)
+        step(runner, rng, rows[some], ids[some])
+        for row, own, needs in zip(rows, ids, several, strict=True):
+            if needs.taps:
+                check_taps(model, runner, row, own, needs)
+    assert len(shapes) == 9
+    assert sum(one.replays for one in made) >= 9
 
 
 def test_passes_that_would_be_too_wide_are_packed(

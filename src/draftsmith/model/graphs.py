@@ -29,8 +29,8 @@ WIDEST = 128
 INPUTS = 5
 """Lines of numbers of a row: tokens, offsets, two of ancestors; the base with the first slot."""
 
-Shape = tuple[int, int]
-"""Number of rows, width of each."""
+Shape = tuple[int, int, tuple[int, ...]]
+"""Number of rows, width of each, and layers that are recorded."""
 Body = Callable[[], tuple[Tensor, ...]]
 """Computes a pass from what is in place; copies nothing from the host and never waits."""
 

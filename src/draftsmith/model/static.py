@@ -5,7 +5,7 @@ covers the first places of a buffer. All of them have the same width in it, one 
 attend to all slots of their place under a mask. The places, the width and the buffer decide all
 shapes and addresses, so such a pass is captured once and replayed (`graphs.Graphs`). What the host
 knows of a pass is copied to the device before it; positions, masks and slots are computed there.
-All other passes (prompts, recordings) are packed, over the same buffers.
+All other passes (prompts, recorded attention) are packed, over the same buffers.
 
 Shapes: `R` places, `n` layers of one kind, `K` key heads, `C` slots of a place, `D` and `W` widths
 of keys and values; `Q` positions of each place in a pass.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.reading import summary, unpacked
-from draftsmith.core.target import RowOutput
+from draftsmith.core.target import Needs, RowOutput
 from draftsmith.model.attention import Packed
 from draftsmith.model.fingerprint import state
 from draftsmith.model.graphs import MOST_PLACES, WIDEST
@@ -33,6 +33,7 @@ from draftsmith.model.packed import PackedStore, Slots
 from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.rope import rope_boundary
 from draftsmith.model.rows import SequenceRow
+from draftsmith.model.taps import PassTaps, Place, record
 from draftsmith.model.windows import Window
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 80)
@@ -193,12 +194,12 @@ class StaticStore(PackedStore):
         return [found[row] for row in rows]
 
     def _has_shape(self, row: SequenceRow, span: Span) -> bool:
-        recorded, chunk = row.taps is not None, row.is_chunk
+        attends = row.taps is not None and bool(row.taps.needs.attention_heads)
         kind = self._graphs.device.type
         # Under autocast, weights are converted by each pass.
         autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
         fits = span.cached > 0 and span.width <= WIDTHS[-1]
-        return fits and not (recorded or chunk or autocast)
+        return fits and not (attends or row.is_chunk or autocast)
 
     def _fixed(
         self, buffer: Buffer, spans: Mapping[SequenceRow, Span]
@@ -220,10 +221,17 @@ class StaticStore(PackedStore):
                     buffer.clear(place)
                     _write(given[place], width, row, spans[row])
             self._graphs.send(count)
-            body = partial(self._compute, buffer, count, width)
-            logits, numbers = self._graphs.run(buffer, (count, width), body)
-            logits = logits.clone()  # the next pass overwrites them
+            ends = {row: place * width + spans[row].width for row, place in places.items()}
+            taps = self._recorder(spans, ends)
+            layers = taps.layers if taps is not None else ()
+            body = partial(self._compute, buffer, count, width, layers)
+            numbers, *outputs = self._graphs.run(buffer, (count, width, layers), body)
+            logits, *states = (
+                output.clone() for output in outputs
+            )  # the next pass overwrites them
             numbers = numbers.to("cpu", copy=True)
+        if taps is not None:
+            taps.hidden.update(zip(layers, states, strict=True))
         found = {}
         for row, span in spans.items():
             first = places[row] * width
@@ -233,8 +241,21 @@ class StaticStore(PackedStore):
             found[row] = RowOutput(logits[own], choices, finite, highest)
         return found
 
-    def _compute(self, buffer: Buffer, places: int, width: int) -> tuple[Tensor, Tensor]:
-        """Return logits (R·Q, V) of the pass in the inputs, and their `summary`."""
+    def _recorder(
+        self, spans: Mapping[SequenceRow, Span], ends: Mapping[SequenceRow, int]
+    ) -> PassTaps | None:
+        """Return what takes the hidden states of a pass; rows end at `ends`."""
+        places = [
+            Place(queries=slice(ends[row] - span.width, ends[row])) for row, span in spans.items()
+        ]
+        return record([row.taps for row in spans], self._blocks, places, ())
+
+    def _compute(
+        self, buffer: Buffer, places: int, width: int, layers: tuple[int, ...]
+    ) -> tuple[Tensor, ...]:
+        """Return the `summary` of the pass in the inputs, its logits (R·Q, V), and the outputs
+        (1, R·Q, D) of these layers.
+        """
         inputs = self._graphs.inputs[:places]
         tokens, offsets, bits = inputs[:, 0, :width], inputs[:, 1, :width], inputs[:, 2:4, :width]
         base, start = inputs[:, 4, :1], inputs[:, 4, 1:2]
@@ -244,9 +265,11 @@ class StaticStore(PackedStore):
         order = torch.arange(width, device=base.device)
         cache = StaticPass(buffer, start + order, masks)
         line, positions = tokens.reshape(1, -1), (base + offsets).reshape(1, -1)
-        output = self._forward.compute(line, positions, self._mask, cache, places * width)
+        taps = PassTaps([Needs(layers)], self._blocks) if layers else None
+        output = self._forward.compute(line, positions, self._mask, cache, places * width, taps)
         logits = output.logits[0, -places * width :]
-        return logits, summary(logits, logits)
+        states = () if taps is None else (taps.hidden[layer] for layer in layers)
+        return summary(logits, logits), logits, *states
 
     def truncate(self, row: SequenceRow, length: int) -> int:
         if row in self._places:

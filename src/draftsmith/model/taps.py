@@ -101,17 +101,18 @@ class PassTaps:
         """Layer, from 1 → (B, Q, D)."""
         self.seen: dict[int, dict[int, Seen]] = {}
         """Span → layer, from 0 → inputs of its attention."""
+        self.layers = tuple(sorted({layer for n in needs for layer in n.hidden_layers}))
+        """Layers whose states are recorded."""
         self._blocks = blocks
         self._chunks = chunks
         self._first = first
-        self._hidden_layers = {layer for n in needs for layer in n.hidden_layers}
         self._attention_layers = {layer for n in needs for layer, _ in n.attention_heads}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record as long as the context is open."""
         with ExitStack() as stack:
-            for layer in self._hidden_layers:
+            for layer in self.layers:
                 hook = self._blocks[layer - 1].register_forward_hook(self._hook(layer))
                 stack.callback(hook.remove)
             watched = {
@@ -128,7 +129,7 @@ class PassTaps:
                 f"layer {min(missing)} of {block} never calls an attention function, so its "
                 "attention cannot be recorded; rank by hidden states instead"
             )
-        if missing := self._hidden_layers - self.hidden.keys():
+        if missing := set(self.layers) - self.hidden.keys():
             raise UnsupportedError(
                 f"layer {min(missing)} of {block} does not call its hooks, as compiled "
                 "parts of a model do, so nothing can be recorded; pass the model uncompiled"
