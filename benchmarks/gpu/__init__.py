@@ -36,6 +36,7 @@ def parser() -> Options:
     made.add_size("--limit", 6, 2, "recorded answers")
     made.add_size("--tokens", 256, 24, "most tokens of an answer")
     made.add_size("--widths", [1, 2, 4, 8, 16, 32, 64], [1, 4], "tokens of a pass", nargs="+")
+    made.add_size("--rows", [1, 8], [1, 2], "rows of a pass", nargs="+")
     made.add_size("--runs", 20, 3, "passes of each width, and copies")
     made.add_size("--mib", 1024, 16, "MiB that are copied")
     made.add_size("--seconds", 480, 480, "no measurement begins later")

@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu.card import fits, late
 from benchmarks.gpu.models import Model
 from benchmarks.shared import random_ids, table
-from draftsmith import Engine
+from draftsmith import Engine, GenerationResult
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.model.agreement import first_difference, top_two_gap
@@ -39,27 +39,30 @@ def script(answer: list[int], ctx: Context) -> Draft:
 def answers(model: Model, dtype: torch.dtype, store: str, recited: bool) -> dict[str, Any]:
     """Return counts of answers with equal tokens, near ties and accepted tokens."""
     loaded = model.loaded(dtype)
-    reference = Engine(loaded, prefixes=0)
-    engine = Engine(model.loaded(dtype, store), prefixes=0)
+    reference, engine = Engine(loaded, prefixes=0), Engine(model.loaded(dtype, store), prefixes=0)
     options: dict[str, Any] = {"max_new_tokens": TOKENS, "temperature": 0}
-    equal = accepted = compared = 0
-    gaps = []
-    for seed in range(PROMPTS):
-        prompt = random_ids(40 + 7 * seed, seed)
+    pairs: list[tuple[list[int], list[int], GenerationResult]] = []
+    prompts = [random_ids(40 + 7 * seed, seed) for seed in range(PROMPTS)]
+    for seed, prompt in enumerate(prompts):
         if recited:
             loaded.model.recite(prompt, random_ids(TOKENS, 100 + seed))
         plain = reference.generate(prompt, drafter="none", **options).tokens
         drafters = [Scripted(partial(script, plain)), "auto"] + ["none"] * (store != "packed")
         for drafter in drafters:
             found = engine.generate(prompt, drafter=drafter, budget=8, **options)
-            if found.notices:
-                raise SystemExit(f"{model.shape}, {dtype}: {found.notices[0]}")
-            compared, accepted = compared + 1, accepted + found.stats.accepted
-            at = first_difference(plain, found.tokens)
-            equal += at is None
-            if at is not None and not recited:
-                gaps.append(top_two_gap(loaded, [*prompt, *plain[:at]]))
-    return {"compared": compared, "equal": equal, "gaps": gaps, "accepted": accepted}
+            pairs.append((prompt, plain, found))
+    if not recited:
+        together = engine.generate(prompts, drafter="auto", budget=8, **options)
+        plains = [plain for _, plain, _ in pairs[:: len(pairs) // PROMPTS]]
+        pairs += zip(prompts, plains, together, strict=True)
+    if notices := [notice for *_, found in pairs for notice in found.notices]:
+        raise SystemExit(f"{model.shape}, {dtype}: {notices[0]}")
+    parted = [(prompt, plain, at) for prompt, plain, found in pairs
+              if (at := first_difference(plain, found.tokens)) is not None]  # fmt: skip
+    gaps = [] if recited else [top_two_gap(loaded, [*p, *plain[:at]]) for p, plain, at in parted]
+    accepted = sum(found.stats.accepted for *_, found in pairs)
+    equal = len(pairs) - len(parted)
+    return {"compared": len(pairs), "equal": equal, "gaps": gaps, "accepted": accepted}
 
 
 def compare(model: Model, args: argparse.Namespace) -> Generator[str, None, bool]:

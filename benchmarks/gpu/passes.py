@@ -1,9 +1,10 @@
-"""Bandwidth of the device's memory, and milliseconds of a pass by its width."""
+"""Bandwidth of the device's memory, and milliseconds of a pass by its rows and width."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from itertools import product
 from statistics import median
 
 import torch
@@ -15,7 +16,7 @@ from draftsmith.model.measure import pass_cost
 
 DTYPE = torch.bfloat16
 CONTEXT = 256
-HEADS = ("store", "tokens of a pass", "ms", "over one token", "over reading the weights")
+HEADS = ("store", "rows", "tokens of each", "ms", "over one token", "over reading the weights")
 
 
 def bandwidth(args: argparse.Namespace) -> float:
@@ -31,21 +32,22 @@ def bandwidth(args: argparse.Namespace) -> float:
 
 
 def curve(model: Model, speed: float, args: argparse.Namespace) -> Iterator[str]:
-    """Yield the cost of steps of our loop without drafters, by the width of their pass."""
+    """Yield the cost of steps of our loop without drafters, by rows and width of their pass."""
     size, rows = model.bytes(DTYPE), list[list[str]]()
     least = size / speed
-    for store in args.store:
+    for store, count in product(args.store, args.rows):
 
-        def measured(store: str = store) -> dict[str, float]:
-            widths = pass_cost(model.loaded(DTYPE, store), args.widths, CONTEXT, args.runs)
+        def measured(store: str = store, count: int = count) -> dict[str, float]:
+            loaded = model.loaded(DTYPE, store)
+            widths = pass_cost(loaded, args.widths, CONTEXT, args.runs, count)
             return {f"{width}": seconds for width, seconds in widths.items()}
 
-        key, how = [model.shape, store, args.widths, CONTEXT], {"runs": args.runs, **args.how}
+        key, how = [model.shape, store, count, args.widths], {"runs": args.runs, **args.how}
         if late(args) and args.results.known("passes", key, **how) is None:
             break
         found = args.results.recall("passes", key, measured, **how)
         one = found[min(found, key=int)]
-        rows += [[store, width, f"{1e3 * seconds:.2f}", f"{seconds / one:.2f}×",
+        rows += [[store, f"{count}", width, f"{1e3 * seconds:.2f}", f"{seconds / one:.2f}×",
                   f"{seconds / least:.2f}×"] for width, seconds in found.items()]  # fmt: skip
     if not rows:
         return

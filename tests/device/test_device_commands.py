@@ -93,9 +93,9 @@ def test_the_benchmark_of_a_device_runs(there: str, tmp_path: Path) -> None:
     found = (tmp_path / "gpu.md").read_text(encoding="utf-8")
     for line in (
         f"| device | {there.split(':')[0]} (Pretended accelerator 0) |",
-        "| toy, float32, packed | 8 of 8 | 8 of 8 | none |",
-        "| toy, float32, static | 12 of 12 | 12 of 12 | none |",
-        "## toy, bfloat16: passes after 256 tokens", "| packed | 4 |", "| static | 4 |",
+        "| toy, float32, packed | 8 of 8 | 12 of 12 | none |",
+        "| toy, float32, static | 12 of 12 | 16 of 16 | none |",
+        "## toy, bfloat16: passes after 256 tokens", "| packed | 1 | 4 |", "| static | 2 | 4 |",
         "## toy: 2 of 2 answers", "| `auto` |", "| `auto static` |", "| `hf:static` |",
     ):  # fmt: skip
         assert line in found

@@ -77,18 +77,19 @@ def pass_cost(
     widths: abc.Sequence[int] = WIDTHS,
     context: int = 256,
     repeats: int = 7,
+    rows: int = 1,
 ) -> dict[int, float]:
-    """Median seconds of a decoding step after `context` tokens, by the width of its pass.
+    """Median seconds of a decoding step of `rows` rows after `context` tokens, by their width.
 
     A plain target has one width, 1. If the model's context is too short, `context` is shortened and
     widths that still do not fit are left out.
     """
     widths = sorted(widths)
-    while (longest := Grid(widths, (context,), (1,), repeats).longest(loaded)) < 1 < len(widths):
+    while (longest := Grid(widths, (context,), (rows,), repeats).longest(loaded)) < 1 < len(widths):
         widths.pop()
-    grid = Grid(widths, (max(1, min(context, longest)),), (1,), repeats)
+    grid = Grid(widths, (max(1, min(context, longest)),), (rows,), repeats)
     with torch.inference_mode():
-        _, seconds = timed_steps(loaded, grid.contexts[0], 1, grid)
+        _, seconds = timed_steps(loaded, grid.contexts[0], rows, grid)
     return {width: statistics.median(times) for width, times in seconds.items()}
 
 

@@ -343,7 +343,7 @@ def test_a_wrong_token_ends_the_benchmark_of_a_device(
     words = ["--quick", "--device", "cpu", "--threads", "1", "-o", str(tmp_path)]
     assert shared.run(gpu.parser(), gpu.measure, words)
     said = (tmp_path / "gpu.md").read_text(encoding="utf-8")
-    assert "| toy, float32, packed | 0 of 8 | 0 of 8 |" in said
+    assert "| toy, float32, packed | 0 of 8 | 0 of 12 |" in said
     assert said.endswith("The benchmark ends.**\n")
 
 
