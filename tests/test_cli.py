@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 import json
 import os
 import re
@@ -37,7 +36,7 @@ from command import call, fails
 from draftsmith import builtin
 from draftsmith.cli import demo as cli_demo
 from draftsmith.cli import doctor as cli_doctor
-from draftsmith.cli import loading, report
+from draftsmith.cli import loading
 from draftsmith.cli import run as cli_run
 from draftsmith.cli.commands import HELP, application
 from draftsmith.cli.options import ModelOptions, PlaceOptions, Sampling
@@ -233,24 +232,6 @@ def test_run_edit_predicts_the_file(ask: Any, file: str) -> None:
     answer = record["answers"][0]
     assert answer["finish_reason"] == "stop" or len(answer["tokens"]) == tokens * 5 // 4 + 128
     assert answer["stats"]["prompt_tokens"] > tokens
-
-
-@pytest.mark.usefixtures("own_builtin")
-def test_run_edit_uses_the_builtin_template(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Any, dict[str, Any]]] = []
-    stream = Engine.stream
-
-    def spy(self: Engine, prompt: Any, **options: Any) -> Any:
-        seen.append((prompt, options))
-        return stream(self, prompt, **options)
-
-    monkeypatch.setattr(Engine, "stream", spy)
-    result = call("run", "--edit", file, "rename foo to baz", "--max-new-tokens", "3")
-    assert result.exit_code == 0
-    prompt, options = seen[0]
-    assert prompt == builtin.edit_messages("a.py", "rename foo to baz", BEFORE)
-    assert prompt[0]["content"] == f"a.py: rename foo to baz\n<|file|>{BEFORE}"
-    assert options["prediction"] == BEFORE
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
@@ -706,21 +687,6 @@ def test_what_takes_long_is_said_in_a_pipe_too(model: str, monkeypatch: pytest.M
     assert all(seconds > 1 for seconds in started)
 
 
-def test_a_note_stands_above_a_spinner(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    report.stderr.cache_clear()
-    with loading.waiting("loading …"):
-        report.note("a note")
-        shown = terminal.getvalue()
-    report.stderr.cache_clear()
-    assert shown.index("a note") < shown.index("loading …")
-
-
 @pytest.mark.parametrize("name", ["SmolLM2", "edit7m"])
 def test_a_misspelt_name_is_answered_with_the_known_ones(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -936,26 +902,6 @@ def test_doctor_compares_types_laid_out_alike(
 def test_doctor_says_which_dtype_was_not_tried(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftsmith.model.measure._too_much", lambda *_: "it is too large")
     assert "bfloat16 was not tried: it is too large" in call("doctor", model).stdout
-
-
-@pytest.mark.parametrize(
-    ("missing", "said"), [("uvicorn", "a server needs uvicorn"), ("draftsmith.lost", None)]
-)
-def test_only_what_the_extra_brings_is_called_missing(
-    missing: str, said: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Lost:
-        def find_spec(self, name: str, *_: Any) -> None:
-            if name == "draftsmith.server.api":
-                raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
-
-    monkeypatch.setattr(sys, "meta_path", [Lost(), *sys.meta_path])
-    monkeypatch.delitem(sys.modules, "draftsmith.server.api", raising=False)
-    if said is None:
-        with pytest.raises(ModuleNotFoundError):
-            call("serve", "-m", "edit-1m")
-    else:
-        assert said in fails(2, "serve", "-m", "edit-1m")
 
 
 def test_doctor_recommends_by_plain_and_wide_passes() -> None:

@@ -113,4 +113,3 @@ def test_every_json_has_a_schema() -> None:
 
     found = {one for name in known() for one in find(application([name])[name], [name])}
     assert found <= SCHEMAS.keys()
-
