@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -124,22 +123,6 @@ def test_processors_may_write_in_place_in_any_dtype() -> None:
 
 
 # --------------------------------------------------------------------------- ends and text
-
-
-def test_end_tokens_anywhere_in_an_accepted_block(engine: Engine) -> None:
-    answer = engine.generate(IDS, max_new_tokens=20, drafter="none").tokens
-    for position, width in itertools.product((0, 3, 7), (1, 8)):
-        end = answer[position]
-        first = answer.index(end)
-        result = engine.generate(
-            IDS,
-            max_new_tokens=20,
-            drafter=oracle(answer, width),
-            budget=8,
-            stop_token_ids=[end],
-        )
-        assert result.tokens == answer[: first + 1]
-        assert result.finish_reason == "stop"
 
 
 def test_special_tokens_can_be_stop_strings(engine: Engine) -> None:

@@ -6,6 +6,7 @@ import copy
 import json
 from functools import partial
 from itertools import count, cycle
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -207,28 +208,13 @@ def test_e1_a_model_put_into_training_mode_after_stream_is_told(read: int, chat:
 def test_e1_an_accelerated_model_raises_what_callbacks_raise(what: str, when: int) -> None:
     model, error = copy.deepcopy(tiny.model()), ValueError("a value does not fit")
 
-    class Callback:
-        def __init__(self) -> None:
-            self.left = when + (what == "streamer")  # a streamer is given the prompt, too
-
-        def __call__(self, _ids: Any, scores: Any) -> Any:
-            self.left -= 1
-            if not self.left:
-                raise error
-            return scores if what == "processor" else torch.tensor([False])
-
-        def put(self, value: Any) -> None:
-            self(value, None)
-
-        def end(self) -> None:
-            pass
-
     def asked() -> Exception:
-        own = Callback()
+        own = Raises(error, when + (what == "streamer"))  # a streamer is given the prompt, too
+        streamer = SimpleNamespace(put=lambda ids: own(ids, ids), end=lambda: None)
         option: dict[str, Any] = {
             "processor": {"logits_processor": [own]},
-            "stop rule": {"stopping_criteria": [own]},
-            "streamer": {"streamer": own},
+            "stop rule": {"stopping_criteria": [lambda ids, _: own(ids, ids).sum(-1) < 0]},
+            "streamer": {"streamer": streamer},
         }[what]
         with pytest.raises(type(error)) as caught:
             model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=NEW, **option)

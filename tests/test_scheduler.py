@@ -28,7 +28,7 @@ from draftsmith.engine import memory as engine_memory
 from draftsmith.engine.call import Call
 from draftsmith.engine.chunked_prefill import PATIENCE, ChunkedPrefill
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.memory import Need, need
+from draftsmith.engine.memory import need
 from draftsmith.engine.scheduler import Scheduler
 from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import GenerationInterrupted, OptionError
@@ -458,10 +458,10 @@ def test_no_row_leaks() -> None:
 # --- whose turn it is -----------------------------------------------------------------------------
 
 
-def reading(chunk: int = 16) -> tuple[Engine, Driver]:
-    """An engine that reads so many tokens of prompts in a pass, and its scheduler."""
+def reading() -> tuple[Engine, Driver]:
+    """An engine that reads sixteen tokens of prompts in a pass, and its scheduler."""
     engine = engine_of("llama")
-    engine.resources.prefixes.runner.chunk = chunk
+    engine.resources.prefixes.runner.chunk = 16
     return engine, Driver(engine)
 
 
@@ -496,18 +496,6 @@ def test_short_prompts_do_not_pass_a_long_one_for_ever() -> None:
         steps += 1
     before = 220 // 16 - 40 // 16  # those of them that come so soon are due before it
     assert steps == pytest.approx((220 + 40 * before) / 16, abs=4)
-
-
-def test_a_prompt_is_read_beside_an_answer_that_decodes() -> None:
-    engine, scheduler = reading()
-    answering = job_of(engine, prompt(5, 0), max_new_tokens=40)
-    reads = job_of(engine, prompt(100, 1), max_new_tokens=2)
-    scheduler.add(answering)
-    scheduler.step()
-    scheduler.add(reads)
-    while reads.reading:
-        scheduler.step()
-    assert not answering.finished
 
 
 def test_parts_of_prompts_grow_as_far_as_patience_goes() -> None:
@@ -673,21 +661,9 @@ def test_a_drafter_that_cannot_count_fails_its_own_request(monkeypatch: pytest.M
     assert [sequence.generated for sequence in sequences] == [4, 4, 0]
 
 
-def test_all_that_a_request_holds_is_counted() -> None:
-    model = load(tiny.model(), tiny.tokenizer())
+def test_recordings_and_draft_models_are_counted() -> None:
+    model, ids = load(tiny.model(), tiny.tokenizer()), [5 + i % 300 for i in range(280)]
     engine = Engine(model, drafter="none", budget=4)
-    ids = [5 + i % 300 for i in range(280)]
-
-    def parts(**options: Any) -> Need:
-        sequence = job_of(engine, ids, max_new_tokens=100, **options)
-        return need([sequence], engine.resources.prefixes.runner)
-
-    plain, drafting = parts(drafter="none"), parts(drafter="copyspec")
-    assert plain.rows > 2 * model.row_bytes(380)
-    assert (plain.taps, plain.drafter) == (0, 0)
-    assert plain.logits == 4 * model.vocab_size
-    assert drafting.logits == 5 * plain.logits
-    assert drafting.drafter >= 380 * 1024
     sequence = job_of(engine, ids, max_new_tokens=100, drafter="pld_plus")
     most = need([sequence], engine.resources.prefixes.runner)
     scheduler = Driver(engine)
@@ -698,12 +674,14 @@ def test_all_that_a_request_holds_is_counted() -> None:
         row = sequence.row or row
         assert row.taps.bytes * 1.5 <= most.taps
     assert row.taps.bytes * 3 > most.taps
+    assert most.logits == 5 * 4 * model.vocab_size
     drafter = DraftModel(tiny.model(), tokenizer=tiny.tokenizer(), confidence=0, tokens=4)
     engine = Engine(model, drafter=drafter, budget=4)
-    bound: Any = engine.drafter
-    assert parts().drafter >= 2 * model.row_bytes(380)
     engine.generate(ids, max_new_tokens=50)
-    assert 0 < 2 * bound.runner._store.held() <= parts().drafter
+    bound: Any = engine.drafter
+    counted = need([job_of(engine, ids, max_new_tokens=100)], engine.resources.prefixes.runner)
+    assert counted.drafter >= 2 * model.row_bytes(380)
+    assert 0 < 2 * bound.runner._store.held() <= counted.drafter
 
 
 def test_what_an_engine_keeps_is_bounded_by_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -728,19 +706,6 @@ def test_a_kept_row_stays_for_the_request_that_goes_on_from_it() -> None:
     first = engine.generate(prompt(300), max_new_tokens=20)
     ids = [*first.prompt_tokens, *first.tokens]
     assert engine.generate(ids, max_new_tokens=20).stats.reused_tokens == len(ids) - 1
-
-
-def test_kept_rows_stay_where_letting_them_go_would_not_help() -> None:
-    engine = engine_of("llama", memory=int(3 * loaded("llama").row_bytes(400)))
-    engine.generate(prompt(40, 9), max_new_tokens=2)
-    sequences = [job_of(engine, prompt(300, 1 + n), max_new_tokens=20) for n in range(2)]
-    scheduler = Driver(engine)
-    for sequence in sequences:
-        scheduler.add(sequence)
-    scheduler.step()
-    assert sequences[0].row is not None
-    assert sequences[1].row is None
-    assert len(engine.resources.prefixes) == 1
 
 
 def test_a_stall_is_said_once() -> None:

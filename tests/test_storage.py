@@ -203,19 +203,3 @@ def test_what_cannot_be_used_is_told(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_json(text)
     assert parse_json(r'{"a": "\ud83d\ude00", "b": "\\ud83d"}') == {"a": "😀", "b": "\\ud83d"}
-
-
-def test_a_cache_folder_that_may_not_be_looked_into_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path))
-
-    def forbidden(_path: Path) -> bool:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    assert storage.known_about("some/model", "auto", ".bin") is None
-    assert not caplog.records
-    monkeypatch.setattr(Path, "is_file", forbidden)
-    assert storage.known_about("some/model", "auto", ".bin") is None
-    assert "the saved file about some/model is not used" in caplog.text
-    assert "Permission denied" in caplog.text
