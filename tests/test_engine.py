@@ -376,6 +376,29 @@ def test_threads_that_bring_the_same_new_drafter_bind_it_once(engine: Engine) ->
     assert found[0] is found[1]
 
 
+def test_e8_nobody_waits_for_a_drafter_that_another_call_loads(engine: Engine) -> None:
+    loading, go = threading.Event(), threading.Event()
+
+    class Loads(Scripted):
+        def bind(self, model: Any) -> Drafter:
+            loading.set()
+            assert go.wait(300)
+            return super().bind(model)
+
+    slow = Loads(lambda _: EMPTY)
+    other = threading.Thread(
+        target=lambda: engine.generate(IDS, drafter=slow, budget=2, max_new_tokens=2)
+    )
+    other.start()
+    try:
+        assert loading.wait(300)
+        for drafter in (Scripted(lambda _: EMPTY), "copyspec(gamma=2)", "none"):
+            assert engine.generate(IDS, drafter=drafter, max_new_tokens=2).tokens
+    finally:
+        go.set()
+        other.join()
+
+
 def test_drafters_without_fields_are_told_apart(engine: Engine) -> None:
     class Watching(Drafter):
         name = "watching"
@@ -434,6 +457,16 @@ def test_processors_come_in_the_order_of_transformers(monkeypatch: pytest.Monkey
         found = Engine.from_pretrained(model, drafter="copyspec(gamma=1)").generate(prompt)
         assert found.tokens == expected
         assert any("typical_p=0.9 is not applied" in notice for notice in found.notices)
+
+
+def test_a_model_put_into_training_mode_is_refused() -> None:
+    late = Engine.from_pretrained(copy.deepcopy(tiny.model()), tokenizer=tiny.tokenizer())
+    late.model.model.train()
+    for call in (late.generate, late.stream, late.submit):
+        with pytest.raises(OptionError, match=r"training mode.*model\.eval\(\)"):
+            call(IDS)
+    late.model.model.eval()
+    assert late.generate(IDS, max_new_tokens=3).tokens
 
 
 class Guided:
