@@ -218,13 +218,20 @@ def test_run_with_stats_keeps_stdout_for_the_answer(model: str) -> None:
         assert words in result.stderr
 
 
-def test_run_edit_predicts_the_file(ask: Any, file: str) -> None:
+def test_run_edit_predicts_the_file(ask: Any, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, seen = Engine.stream, dict[str, Any]()
+
+    def noted(self: Engine, prompt: Any, **options: Any) -> Stream:
+        seen.update(options)
+        return stream(self, prompt, **options)
+
+    monkeypatch.setattr(Engine, "stream", noted)
     record = json.loads(ask("--edit", file, "rename foo", "--json").stdout)
     tokens = len(tiny.tokenizer()(BEFORE)["input_ids"])
     answer = record["answers"][0]
     assert answer["finish_reason"] == "stop" or len(answer["tokens"]) == tokens * 5 // 4 + 128
     assert answer["stats"]["prompt_tokens"] > tokens
-    assert "prediction" in answer["stats"]["by_source"]
+    assert seen["prediction"] == BEFORE
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such names")
