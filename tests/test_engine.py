@@ -122,6 +122,15 @@ def test_processors_may_write_in_place_in_any_dtype() -> None:
     assert len(double.generate(IDS, max_new_tokens=5, processors=forbids_padding).tokens) == 5
 
 
+def test_logprobs_are_those_of_the_distribution(engine: Engine) -> None:
+    result = engine.generate(IDS, max_new_tokens=10, logprobs=True)
+    assert result.logprobs is not None
+    with torch.inference_mode():
+        logits = tiny.model()(torch.tensor([[*IDS, *result.tokens]])).logits[0, len(IDS) - 1 : -1]
+    expected = logits.log_softmax(-1)[range(10), result.tokens]
+    assert torch.allclose(torch.tensor(result.logprobs), expected, atol=1e-5)
+
+
 # --------------------------------------------------------------------------- ends and text
 
 
