@@ -903,14 +903,31 @@ def test_doctor_recommends_by_plain_and_wide_passes() -> None:
 
 
 @pytest.mark.usefixtures("own_builtin")
-def test_demo_edits_a_file_or_talks(model: str) -> None:
-    talks = call("demo", "-m", model, "--max-new-tokens", "8", "-d", "copyspec(gamma=2)").stdout
-    assert all(title in talks for talk in builtin.talks() for title, _ in talk)
+def test_demo_without_the_real_model_edits_a_file() -> None:
     result = call("demo", "--max-new-tokens", "30")
     assert result.exit_code == 0, result.output
     for words in ("identical", "faster", "per pass", "rename foo to baz in shop.py"):
         assert words in result.stdout
     assert builtin.GET_SMOLLM2 in result.stderr
+
+
+def test_demo_asks_the_second_turn_after_the_first_answer(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    whole = cli_demo.race
+
+    def race(*args: Any) -> Any:
+        asked.append(list(args[2]))
+        return whole(*args)
+
+    monkeypatch.setattr(cli_demo, "race", race)
+    result = call("demo", "-m", model, "--max-new-tokens", "8", "-d", "copyspec(gamma=2)")
+    assert result.exit_code == 0, result.output
+    turns = [turn for talk in builtin.talks() for turn in talk]
+    assert [messages[-1]["content"] for messages in asked] == [message for _, message in turns]
+    assert [len(messages) for messages in asked][-2:] == [1, 3]
+    assert all(title in result.stdout for title, _ in turns)
 
 
 @pytest.mark.parametrize(("dtype", "code"), [("float32", 1), ("bfloat16", 0)])
