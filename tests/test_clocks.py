@@ -33,12 +33,7 @@ def pause() -> None:
 def slow_down(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str) -> None:
     """Let a method pause before it begins."""
     own = getattr(holder, name)
-
-    def slow(*given: Any, **named: Any) -> Any:
-        pause()
-        return own(*given, **named)
-
-    monkeypatch.setattr(holder, name, slow)
+    monkeypatch.setattr(holder, name, lambda *given, **named: (pause(), own(*given, **named))[1])
 
 
 @pytest.fixture(scope="module")
@@ -74,12 +69,7 @@ def test_e7_a_sum_counts_a_shared_pass_once(engine: Engine) -> None:
     assert total([]).tokens_per_second == Stats().tokens_per_second == 0
 
 
-def test_e7_several_answers_to_a_prompt_and_accelerated_models_count_alike(engine: Engine) -> None:
-    begin = perf_counter()
-    found = engine.generate(PROMPT, n=4, temperature=1.0, seed=1, max_new_tokens=8)
-    waited = perf_counter() - begin
-    assert sum(result.stats.seconds.total for result in found) <= waited
-    assert all(result.stats.wall_seconds <= waited for result in found)
+def test_e7_accelerated_models_count_alike() -> None:
     model = copy.deepcopy(tiny.model())
     with accelerate(model, "none") as handle:
         ids = torch.tensor([[5, 6, 7]])
@@ -136,17 +126,12 @@ def test_e8_binding_a_drafter_and_reading_a_prompt_are_in_the_time(
     assert stats.wall_seconds >= stats.first_token_seconds
 
 
-def test_e8_compiling_a_grammar_is_in_the_time(
+def test_e8_compiling_a_grammar_and_preparing_inputs_is_in_the_time(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_down(monkeypatch, engine.model.grammars, "compile")
     stats = generate(engine, grammar=Grammar.regex("[a-z]{3}")).stats
     assert stats.first_token_seconds >= WAIT
-
-
-def test_e8_an_accelerated_call_begins_before_its_inputs_are_prepared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     model = copy.deepcopy(tiny.model())
     with accelerate(model, "none") as handle:
         slow_down(monkeypatch, model, "_prepare_generation_config")

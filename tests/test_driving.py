@@ -106,6 +106,10 @@ LONG: dict[str, Any] = {"max_new_tokens": 400, "min_new_tokens": 400}
 
 def test_submitted_answers_are_those_of_generate(engine: Engine) -> None:
     whole = engine.generate("hello world", **OPTIONS)
+    bare = Engine(tiny.model()).submit([5, 6, 7], max_new_tokens=2)
+    assert len(bare.result().tokens) == 2
+    with pytest.raises(LoadError, match="no tokenizer"):
+        next(bare)
     handles = [engine.submit("hello world", **OPTIONS) for _ in range(8)]
     assert [one.result().tokens for one in handles] == [whole.tokens] * 8
     assert all(one.done for one in handles)
@@ -148,10 +152,6 @@ def test_a_submitted_answer_raises_what_generate_raises(engine: Engine) -> None:
     assert len(beside.result().tokens) == 12
     with pytest.raises(OptionError, match="max_new_tokens"):
         engine.submit("hello world", max_new_tokens=-1)
-    bare = Engine(tiny.model()).submit([5, 6, 7], max_new_tokens=2)
-    assert len(bare.result().tokens) == 2
-    with pytest.raises(LoadError, match="no tokenizer"):
-        next(bare)
 
 
 @young_heap()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +39,7 @@ def count(one: Engine) -> int:
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}])
 def test_tokens_are_those_of_an_engine_without_memory(options: dict[str, Any]) -> None:
     plain, memory = engine(), remembering()
+    assert plain.answers is None
     options = options | {"max_new_tokens": 24}
     drafted = set[str]()
     for prompt in PROMPTS:
@@ -50,6 +48,7 @@ def test_tokens_are_those_of_an_engine_without_memory(options: dict[str, Any]) -
             got = memory.generate(prompt, **options)
             assert got.tokens == expected.tokens
             drafted |= {*got.stats.by_source}
+        assert EARLIER not in plain.generate(prompt, **options).stats.by_source
     assert count(memory) == 2 * len(PROMPTS)
     assert EARLIER in drafted
     both, apart = (one.generate(PROMPTS, **options) for one in (memory, plain))
@@ -65,15 +64,6 @@ def test_an_answer_given_before_takes_fewer_passes_and_points_nowhere() -> None:
     named = [at for at, source in enumerate(again.sources) if source == EARLIER]
     assert named
     assert all(again.origins[at] is None for at in named)
-
-
-def test_it_is_off_unless_asked_for() -> None:
-    plain = engine()
-    first = plain.generate(PROMPTS[0], max_new_tokens=40)
-    again = plain.generate(PROMPTS[0], max_new_tokens=40)
-    assert plain.answers is None
-    assert again.stats.passes == first.stats.passes
-    assert EARLIER not in again.stats.by_source
 
 
 def test_salts_are_apart_and_can_be_forgotten() -> None:
@@ -94,7 +84,7 @@ def test_salts_are_apart_and_can_be_forgotten() -> None:
 
 
 def test_what_was_cancelled_is_remembered_as_far_as_it_came() -> None:
-    memory = remembering()
+    memory = remembering(drafter="copyspec+auto")
     stream = memory.stream(PROMPTS[0], max_new_tokens=60)
     for _ in range(8):
         next(stream)
@@ -137,8 +127,8 @@ class Unsteady(Drafter):
         raise RuntimeError(f"after {length}")
 
 
-def test_nobody_who_cancels_waits_for_an_answer_to_be_remembered() -> None:
-    """He may hold what that waits for."""
+def test_a_cancellation_waits_for_no_answer_to_be_remembered() -> None:
+    """Its caller may hold what that waits for."""
     waited = []
 
     class Asking(Unsteady):
@@ -178,12 +168,6 @@ def test_a_drafter_that_fails_at_the_end_costs_no_answer() -> None:
     assert any("after 26" in notice for notice in got.notices)
 
 
-def test_a_member_of_a_cascade_remembers() -> None:
-    memory = remembering(drafter="copyspec+auto")
-    memory.generate(PROMPTS[0], max_new_tokens=30)
-    assert count(memory) == 1
-
-
 def test_a_file_carries_answers_from_one_engine_to_the_next(tmp_path: Path) -> None:
     path = tmp_path / "answers.safetensors"
     first = remembering(answers_file=path)
@@ -198,43 +182,8 @@ def test_a_file_carries_answers_from_one_engine_to_the_next(tmp_path: Path) -> N
     second.close()
     assert count(remembering(answers_file=path)) == 2, "what was in memory is not lost"
     engine().close()
-
-
-STARTS = """
-import sys
-sys.path.insert(0, "tests")
-from pathlib import Path
-import test_earlier_answers as tests
-tests.remembering(answers_file=Path(sys.argv[1]))
-"""
-
-
-@pytest.mark.slow
-def test_e3_an_engine_that_starts_with_the_same_file_harms_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "answers.safetensors"
-    first, synced = remembering(answers_file=path), os.fsync
-    first.generate(PROMPTS[0], max_new_tokens=20)
-    statuses = []
-
-    def fsync(number: int) -> None:
-        """The file is written and has no name yet: now another process starts an engine."""
-        if not statuses:
-            statuses.append(None)
-            statuses[0] = subprocess.run([sys.executable, "-c", STARTS, str(path)]).returncode
-        synced(number)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    first.close()
-    assert statuses == [0]
-    assert count(remembering(answers_file=path)) == 1
-    assert [p.name for p in tmp_path.iterdir()] == [path.name]
-
-
-def test_a_file_without_a_bound_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="answers="):
-        engine(answers_file=tmp_path / "a")
+        engine(answers_file=path)
 
 
 # -------------------------------------------------------------------------------------- chats

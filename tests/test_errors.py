@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
+from functools import partial
+from itertools import count, cycle
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,7 +20,6 @@ from command import call
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, DrafterState
 from draftsmith.core.target import ModelFacts
-from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.sdsat import SDSAT
 from draftsmith.engine.call import Call
 from draftsmith.engine.engine import Engine
@@ -126,65 +127,64 @@ def test_e1_a_processors_error_is_raised(
     same(asked(entry), expected)
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_e1_a_request_too_large_for_the_memory_is_refused(entry: Any) -> None:
-    engine = engine_of(memory=20_000)
-    prompt = [{"role": "user", "content": "the quick brown fox " * 60}]
-    expected = raised(generate, engine, prompt, max_new_tokens=200)
-    assert isinstance(expected, OptionError)
-    assert "memory=20,000" in str(expected)
-    same(raised(entry, engine, prompt, max_new_tokens=200), expected)
+class Refuses(Scripted):
+    """A drafter with options that do not fit."""
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        raise OptionError("gamma")
 
 
-@pytest.mark.failing_passes
-@pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("drafter", ["none", "copyspec(gamma=1)"])
-def test_e1_an_error_of_the_model_is_raised(drafter: str, entry: Any) -> None:
-    engine = engine_of(drafter=drafter, prefixes=0)
-
+def breaks_its_head(engine: Engine) -> None:
     def fails(*_: Any) -> None:
         raise ValueError("the layer does not fit")
 
     engine.model.model.get_output_embeddings().register_forward_hook(fails)
-    expected = raised(generate, engine, PROMPT)
-    assert "the layer does not fit" in str(expected)
-    same(raised(entry, engine, PROMPT), expected)
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_e1_a_drafter_whose_options_do_not_fit_is_refused(entry: Any) -> None:
-    error = OptionError("gamma")
-
-    class Refuses(Scripted):
-        def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-            raise error
-
-    engine = engine_of(drafter=Refuses(lambda _: EMPTY), budget=3)
-    assert raised(generate, engine, PROMPT) is error
-    assert raised(entry, engine, PROMPT) is error
-
-
-@pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("when", [1, 5])
-def test_e1_a_text_that_cannot_be_decoded_is_told(when: int, entry: Any) -> None:
-    """With a stop string `generate` decodes while tokens come, as streams do."""
-    engine = engine_of(drafter="none")
-    own, decodings = engine.model.tokenizer.decode, []
+def breaks_its_text(engine: Engine, most: int) -> None:
+    """Let decoding fail; with a stop string `generate` decodes while tokens come, as streams do."""
+    own, decodings = engine.model.tokenizer.decode, count(1)
 
     def decode(*given: Any, **named: Any) -> Any:
-        decodings.append(1)
-        if len(decodings) > 4 * when:
+        if next(decodings) > most:
             raise ValueError("no such character")
         return own(*given, **named)
 
-    def asked(entry: Any) -> Exception:
-        decodings.clear()
-        return raised(entry, engine, PROMPT, max_new_tokens=NEW, stop="\0never")
-
     engine.model.tokenizer.decode = decode
-    expected, found = asked(generate), asked(entry)
-    assert type(found) is type(expected)
-    assert "no such character" in str(found)
+
+
+FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
+    "memory": ({"memory": 20_000}, {"max_new_tokens": 200}, None, "memory=20,000"),
+    "layer": ({"drafter": "none"}, {}, breaks_its_head, "the layer does not fit"),
+    "layer, with drafts": (
+        {"drafter": "copyspec(gamma=1)"}, {}, breaks_its_head, "the layer does not fit",
+    ),
+    "drafter": ({"drafter": Refuses(lambda _: EMPTY), "budget": 3}, {}, None, "gamma"),
+    "text": ({}, {"stop": "\0never"}, partial(breaks_its_text, most=4), "no such character"),
+    "later text": ({}, {"stop": "\0never"}, partial(breaks_its_text, most=20), "no such character"),
+}  # fmt: skip
+"""Options of the engine and of the call, what is broken, and what the error says."""
+
+
+@pytest.mark.failing_passes
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_e1_what_generate_raises_is_raised(fault: str, entry: Any) -> None:
+    options, asked, breaks, said = FAULTS[fault]
+    prompt = [{"role": "user", "content": "the quick brown fox " * (60 if asked else 3)}]
+
+    def found(entry: Any) -> Exception:
+        engine = engine_of(**{"drafter": "none", "prefixes": 0} | options)
+        if breaks is not None:
+            breaks(engine)
+        return raised(entry, engine, prompt, **{"max_new_tokens": NEW} | asked)
+
+    expected, error = found(generate), found(entry)
+    assert said in str(error)
+    if "text" in fault:  # a stream may decode another number of times
+        assert type(error) is type(expected)
+    else:
+        same(error, expected)
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -208,28 +208,13 @@ def test_e1_a_model_put_into_training_mode_after_stream_is_told(read: int, chat:
 def test_e1_an_accelerated_model_raises_what_callbacks_raise(what: str, when: int) -> None:
     model, error = copy.deepcopy(tiny.model()), ValueError("a value does not fit")
 
-    class Callback:
-        def __init__(self) -> None:
-            self.left = when + (what == "streamer")  # a streamer is given the prompt, too
-
-        def __call__(self, _ids: Any, scores: Any) -> Any:
-            self.left -= 1
-            if not self.left:
-                raise error
-            return scores if what == "processor" else torch.tensor([False])
-
-        def put(self, value: Any) -> None:
-            self(value, None)
-
-        def end(self) -> None:
-            pass
-
     def asked() -> Exception:
-        own = Callback()
+        own = Raises(error, when + (what == "streamer"))  # a streamer is given the prompt, too
+        streamer = SimpleNamespace(put=lambda ids: own(ids, ids), end=lambda: None)
         option: dict[str, Any] = {
             "processor": {"logits_processor": [own]},
-            "stop rule": {"stopping_criteria": [own]},
-            "streamer": {"streamer": own},
+            "stop rule": {"stopping_criteria": [lambda ids, _: own(ids, ids).sum(-1) < 0]},
+            "streamer": {"streamer": streamer},
         }[what]
         with pytest.raises(type(error)) as caught:
             model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=NEW, **option)
@@ -285,7 +270,7 @@ def break_drafts(model: Any, *errors: Exception) -> None:
 
     With several errors, one after the other.
     """
-    left = itertools.cycle(errors)
+    left = cycle(errors)
 
     def fails(_module: Any, _args: Any, given: dict[str, Any]) -> None:
         ids = given["input_ids"]
@@ -336,16 +321,6 @@ def test_e2_each_kind_of_error_is_told_once() -> None:
 
 
 @pytest.mark.failing_passes
-@pytest.mark.parametrize("entry", ENTRIES)
-def test_e2_streams_and_chats_count_alike(entry: Any) -> None:
-    engine, prompt = failing_engine(), [{"role": "user", "content": COPIES}]
-    plain = entry(engine, prompt, drafter="none", max_new_tokens=9)
-    FAILED_PASSES.clear()
-    assert entry(engine, prompt, max_new_tokens=9) == plain
-    assert FAILED_PASSES
-
-
-@pytest.mark.failing_passes
 def test_e2_only_answers_that_had_a_draft_count_it() -> None:
     engine = failing_engine()
     request = engine.prepare({"max_new_tokens": 12})
@@ -357,18 +332,6 @@ def test_e2_only_answers_that_had_a_draft_count_it() -> None:
     assert drafted.result().stats.failed_passes > 0
     assert plain.result().stats.failed_passes == 0
     assert plain.result().notices == ()
-
-
-@pytest.mark.failing_passes
-def test_e2_sampled_drafts_keep_count_too() -> None:
-    own = copy.deepcopy(tiny.model())
-    drafter = DraftModel(own, tokenizer=tiny.tokenizer(), tokens=3, confidence=0)
-    engine = failing_engine(drafter=drafter, budget=3)
-    engine.model.model.serves_one = True
-    result = engine.generate(COPIES, temperature=1.0, seed=3, max_new_tokens=12)
-    assert len(result.tokens) <= 12
-    assert result.stats.failed_passes > 0
-    told_once(result.notices, "no mask")
 
 
 @pytest.mark.failing_passes

@@ -77,15 +77,6 @@ def test_drafts_are_those_of_our_own_loop(drafter: str) -> None:
     assert found.stats.accepted > 5
 
 
-def test_predictions_count_as_such() -> None:
-    one = record(3)
-    one.sampling_params.extra_args = {"prediction": tuple(one.answer)}
-    found = host("auto")
-    run(found, Engine({"a": one}))
-    assert found.stats.by_source["prediction"].accepted > 30
-    assert counts(found.stats) == counts(ours(one, "auto", prediction=tuple(one.answer)))
-
-
 def test_answers_are_remembered_by_salt() -> None:
     one, memory, alone = record(4), AnswerCache(1_000_000, FACTS), AnswerCache(1_000_000, FACTS)
     found = host("auto", answers=memory)
@@ -145,27 +136,22 @@ def test_drafts_depend_on_ids_alone() -> None:
         assert first.requests["a"].draft == second.requests["a"].draft
 
 
-def test_a_name_given_again_is_another_request() -> None:
-    found = host("copyspec")
-    engine = Engine({"a": record(6)})
-    engine.step(["a"])
-    draft(found, engine)
-    aborted = found._hosted["a"].sequence
-    engine.requests["a"] = record(7)
+def test_a_name_given_again_and_an_answer_taken_back_are_noticed() -> None:
+    found, engine = host("longest_match"), Engine({"a": record(6)})
+    for again in (False, True):
+        for _ in range(4):
+            engine.step(["a"])
+            draft(found, engine)
+        if again:  # another request by this name
+            aborted = found._hosted["a"].sequence
+            engine.requests["a"] = record(7)
+        else:
+            one = engine.requests["a"]
+            one.output, one.draft = one.output[:1], []
     run(found, engine)
     assert found._hosted["a"].sequence is not aborted
     assert aborted.state is None  # closed
-    assert engine.requests["a"].output == engine.requests["a"].answer
-
-
-def test_an_answer_taken_back_is_forgotten() -> None:
-    found, engine = host("longest_match"), Engine({"a": record(8)})
-    for _ in range(4):
-        engine.step(["a"])
-        draft(found, engine)
     one = engine.requests["a"]
-    one.output, one.draft = one.output[:1], []
-    run(found, engine)
     assert one.output == one.answer
     assert found._hosted["a"].sequence.ids == one.ids
 

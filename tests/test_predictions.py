@@ -65,20 +65,6 @@ def test_a_token_behind_the_end_is_neither(engine: Engine, answer: list[int]) ->
     assert got.stats.by_source[PREDICTION] == SourceStats(3, 12, 9, 1)
 
 
-def test_a_stop_string_ends_it_as_well(engine: Engine) -> None:
-    whole = engine.generate("hello", max_new_tokens=24, drafter="none")
-    stop = whole.text[6:8]
-    prediction = [*whole.tokens]
-    got = engine.generate(
-        "hello", max_new_tokens=24, prediction=prediction, drafter=Scripted(in_order), stop=stop
-    )
-    assert got.text == whole.text.split(stop)[0]
-    entry = got.stats.by_source[PREDICTION]
-    assert got.rejected_prediction_tokens == 0
-    assert entry.drafted == entry.accepted + entry.unread
-    assert got.accepted_prediction_tokens == got.sources.count(PREDICTION)
-
-
 def test_only_what_hangs_below_the_last_token_is_unread() -> None:
     """Two branches: the right one ends the answer at its second node."""
     draft = Draft((1, 2, 3, 4, 5, 6), (-1, 0, 1, 2, 0, -1), (PREDICTION,) * 4 + ("auto",) * 2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from architectures import ALL, CHAINS, RECURRENT, build, prompt
+from architectures import ALL, RECURRENT, build, prompt
 from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
 
@@ -36,6 +36,8 @@ def alone(engine: Engine, ids: list[int], **options: Any) -> list[int]:
 @pytest.mark.parametrize("name", ["llama", *SLIDING])
 def test_e10_prompts_that_share_their_beginning(name: str) -> None:
     engine, shared = engine_of(name), prompt(300)
+    explained = engine.model.capabilities.explain()
+    assert any(map(AGAIN.search, explained)) is (name != "llama")
     for number in range(3):
         ids = [*shared, *prompt(12, 20 + number)]
         answer = engine.generate(ids, max_new_tokens=40)
@@ -97,6 +99,7 @@ def test_e10_kept_prompts_count_as_memory(name: str) -> None:
 def test_e10_a_prompt_is_reused_or_it_is_said_why_not(name: str) -> None:
     """Nobody is told where nothing is to be kept."""
     engine, ids = engine_of(name), prompt(80)
+    assert any(map(AGAIN.search, engine.model.capabilities.explain()))
     engine.generate(ids, max_new_tokens=30)
     again = engine.generate(ids, max_new_tokens=30)
     said = [notice for notice in again.notices if AGAIN.search(notice)]
@@ -107,12 +110,6 @@ def test_e10_a_prompt_is_reused_or_it_is_said_why_not(name: str) -> None:
     silent = Engine(engine.model, prefixes=0, drafter="none")
     for _ in range(2):
         assert not any(AGAIN.search(n) for n in silent.generate(ids, max_new_tokens=2).notices)
-
-
-@pytest.mark.parametrize("name", ["llama", "bloom", "gemma2", "lfm2", "mamba", "llama4_text"])
-def test_e10_what_is_read_again_is_explained(name: str) -> None:
-    said = [line for line in load(build(name)).capabilities.explain() if AGAIN.search(line)]
-    assert len(said) == (0 if name == "llama" or name in CHAINS else 1)
 
 
 def test_e10_a_prompt_that_parts_long_before_the_end() -> None:

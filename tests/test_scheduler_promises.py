@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from draftsmith.core.loop import start, step
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine.engine import Engine
-from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
 from draftsmith.testing import Scripted
 from heap import young_heap
@@ -29,38 +27,6 @@ PROMPTS = [[5, 6, 7, 8] * 5, [9, 10, 11] * 6]
 
 def draft_model(model: Any, tokens: int = 4) -> DraftModel:
     return DraftModel(model, tokenizer=tiny.tokenizer(), confidence=0, tokens=tokens)
-
-
-def test_threads_share_an_engine_that_learns_its_budget() -> None:
-    """A batch joins from another thread just when this one looks up, for the n-th time, a cost."""
-    loaded = load(tiny.model())
-    for lookups in range(1, 9):
-        engine = Engine(loaded, drafter="copyspec(gamma=1)", budget="auto")
-        alone = engine.generate(PROMPTS[0], max_new_tokens=20).tokens
-        together = [engine.submit(ids, max_new_tokens=2) for ids in PROMPTS]
-
-        def begin(engine: Engine = engine, together: list[Any] = together) -> None:
-            together += [engine.submit(ids, max_new_tokens=2) for ids in PROMPTS]
-
-        engine.cost._passes = Interrupted(engine.cost._passes, lookups, begin)
-        assert engine.generate(PROMPTS[0], max_new_tokens=20).tokens == alone
-        assert [len(one.result().tokens) for one in together] == [2] * 4
-
-
-class Interrupted(dict[Any, Any]):
-    """Does something, once, when a key was found in it for the n-th time."""
-
-    def __init__(self, content: dict[Any, Any], times: int, do: Callable[[], None]) -> None:
-        super().__init__(content)
-        self.times = times
-        self.do = do
-
-    def __contains__(self, key: object) -> bool:
-        found = super().__contains__(key)
-        self.times -= found
-        if found and not self.times:
-            self.do()
-        return found
 
 
 def test_a_draft_model_that_gives_nan_is_no_error() -> None:
@@ -91,19 +57,6 @@ def test_a_draft_models_cache_shrinks_after_a_peak() -> None:
     for _ in range(3):
         engine.generate(PROMPTS[0], max_new_tokens=8)
     assert memory.held() < peak / 4
-
-
-@young_heap()
-def test_drafters_of_one_call_are_not_kept() -> None:
-    engine = Engine.from_pretrained(tiny.model())
-    seen: list[weakref.ref[Drafter]] = []
-    for _ in range(20):
-        drafter = Scripted(lambda _ctx: EMPTY)
-        seen.append(weakref.ref(drafter))
-        engine.generate(PROMPTS[0], max_new_tokens=1, drafter=drafter)
-        del drafter
-    gc.collect()
-    assert sum(ref() is not None for ref in seen) <= 8
 
 
 @young_heap()

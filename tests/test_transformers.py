@@ -192,6 +192,9 @@ MODES: dict[str, Make] = {
     "stateful processor, sampling": lambda *_: {
         "do_sample": True, "logits_processor": LogitsProcessorList([Recorder()]),
     },
+    "own length outlasts the config": lambda *_: {
+        "max_new_tokens": 5, "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(70)]),
+    },
     "criterion": lambda *_: {"stopping_criteria": StoppingCriteriaList([Sevens()])},
     "stop string": lambda model, tokenizer: {
         "stop_strings": [stop_text(model, tokenizer)], "tokenizer": tokenizer,
@@ -297,12 +300,6 @@ def test_mode_equals_plain_generate(
         assert stats.passes < stats.tokens
 
 
-def test_automatic_budget(llama: Any) -> None:
-    result, handle = ours(llama, "auto", budget="auto", max_new_tokens=80)
-    same(result, plain(llama, max_new_tokens=80))
-    assert handle.stats.first_token_seconds > 0
-
-
 def test_stop_string_in_the_models_config(tokenizer: Any) -> None:
     model = make_llama()
     text = stop_text(model, tokenizer)
@@ -331,16 +328,6 @@ def test_model_defaults_and_their_switch() -> None:
                 continue
             options["use_model_defaults"] = switch
         same(ours(model, "auto", **options)[0], plain(model, **options))
-
-
-def test_own_length_criterion_outlasts_the_config(llama: Any) -> None:
-    options = {
-        "max_new_tokens": 5,
-        "stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(70)]),
-    }
-    expected = plain(llama, **options)
-    assert expected.shape[1] == 70
-    same(ours(llama, "auto", **options)[0], expected)
 
 
 def test_nothing_of_the_users_is_changed(llama: Any, tokenizer: Any) -> None:
@@ -428,16 +415,6 @@ def test_sampled_drafts_follow_the_seed(llama: Any) -> None:
 # What is not accelerated
 
 
-def embeddings(model: Any) -> Any:
-    return model.get_input_embeddings()(PROMPT).detach()
-
-
-def gaps() -> Any:
-    mask = torch.ones_like(PROMPT)
-    mask[0, 7:9] = 0
-    return mask
-
-
 def batched(**options: Any) -> Make:
     return lambda *_: {"inputs": PROMPT.repeat(2, 1), "max_new_tokens": 12} | options
 
@@ -445,36 +422,31 @@ def batched(**options: Any) -> Make:
 REFUSED: dict[str, tuple[str, Make]] = {
     "beams": ("beam search", lambda *_: {"num_beams": 3}),
     "assistant": ("assistant_model was given", lambda *_: {"assistant_model": make_llama()}),
-    "own loop": (
-        "custom_generate was given",
-        lambda *_: {"custom_generate": lambda _model, input_ids, **_: input_ids[:, :3]},
-    ),
-    "embeddings": (
-        "inputs_embeds was given",
-        lambda model, _: {"inputs": None, "inputs_embeds": embeddings(model)},
-    ),
-    "static cache": (
-        "cache_implementation='static'",
-        lambda *_: {"cache_implementation": "static"},
-    ),
+    "own loop": ("custom_generate was given", lambda *_: {
+        "custom_generate": lambda _model, input_ids, **_: input_ids[:, :3],
+    }),
+    "embeddings": ("inputs_embeds was given", lambda model, _: {
+        "inputs": None, "inputs_embeds": model.get_input_embeddings()(PROMPT).detach(),
+    }),
+    "static cache": ("cache_implementation='static'", lambda *_: {
+        "cache_implementation": "static",
+    }),
     "no cache": ("use_cache=False", lambda *_: {"use_cache": False}),
-    "attentions": (
-        "output_attentions",
-        lambda *_: {"output_attentions": True, "return_dict_in_generate": True},
-    ),
-    "mask with gaps, streamed": (
-        "attention mask",
-        lambda *_: {"attention_mask": gaps(), "streamer": Collector()},
-    ),
-    "batch, own processor": (
-        "Recorder may keep a state",
-        lambda *_: batched(logits_processor=LogitsProcessorList([Recorder()]))(None, None),
-    ),
+    "attentions": ("output_attentions", lambda *_: {
+        "output_attentions": True, "return_dict_in_generate": True,
+    }),
+    "mask with gaps, streamed": ("attention mask", lambda *_: {
+        "attention_mask": (torch.arange(PROMPT.shape[1]) != 7)[None].long(),
+        "streamer": Collector(),
+    }),
+    "batch, own processor": ("Recorder may keep a state", lambda *_: batched(
+        logits_processor=LogitsProcessorList([Recorder()])
+    )(None, None)),
     "batch, guidance": ("UnbatchedClassifierFreeGuidance", batched(guidance_scale=1.5)),
     "batch, streamer": ("a streamer", batched(streamer=Collector())),
     "batch, scores": ("scores", batched(return_dict_in_generate=True, output_scores=True)),
     "batch, no end id": ("without an end-of-sequence", batched(eos_token_id=None, max_time=99.0)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:.output_attentions=True. is not supported")
@@ -574,23 +546,7 @@ def test_training_mode(llama: Any) -> None:
             llama.eval()
 
 
-def test_half_written_config() -> None:
-    model = make_llama()
-    model.generation_config = None
-    with pytest.raises(AttributeError) as theirs:
-        model.generate(PROMPT)
-    with accelerate(model), pytest.raises(AttributeError) as mine:
-        model.generate(PROMPT)
-    assert str(mine.value) == str(theirs.value)
-
-
 # The handle
-
-
-def test_accelerate_draws_nothing(llama: Any) -> None:
-    before = torch.get_rng_state()
-    accelerate(llama).restore()
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_calibration_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -604,22 +560,18 @@ def test_a_calibration_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     accelerate(model, "pld_plus(layer=2)")
 
 
-def test_twice_replaces_and_restore_is_idempotent(llama: Any) -> None:
+def test_it_looks_like_generate_and_can_be_taken_back(llama: Any) -> None:
+    before, signature = torch.get_rng_state(), inspect.signature(llama.generate)
     first = accelerate(llama, "none")
     second = accelerate(llama, "auto")
-    assert second.previous is None
+    assert torch.equal(torch.get_rng_state(), before)
+    assert inspect.signature(llama.generate) == signature
+    assert llama.generate.__doc__ == type(llama).generate.__doc__
     first.restore()  # no longer in force: changes nothing
     assert vars(llama)["generate"] is second
     restore(llama)
     restore(llama)
     assert "generate" not in vars(llama)
-
-
-def test_looks_like_generate(llama: Any) -> None:
-    expected = inspect.signature(llama.generate)
-    with accelerate(llama):
-        assert inspect.signature(llama.generate) == expected
-        assert llama.generate.__doc__ == type(llama).generate.__doc__
 
 
 def test_positional_arguments(llama: Any) -> None:
@@ -714,13 +666,6 @@ def test_double_precision(llama: Any) -> None:
         same(result, expected)
 
 
-def test_bfloat16_runs(llama: Any) -> None:
-    """No equality is promised in half precision; that it runs, is."""
-    model = copy.deepcopy(llama).bfloat16()
-    result, _ = ours(model, "copyspec(gamma=1)", max_new_tokens=20)
-    assert result.shape == (1, 60)
-
-
 def test_a_compiled_model_runs_as_its_generate_does(llama: Any) -> None:
     compiled: Any = torch.compile(llama, backend="eager")
     expected = compiled.generate(PROMPT, max_new_tokens=20)
@@ -772,9 +717,8 @@ def test_e4_a_model_waits_for_no_other_models_drafter(what: str) -> None:
     if what == "a call":
         ours.generate(PROMPT, max_new_tokens=1)
     binding = threading.Thread(target=accelerate, args=(theirs, slow))
-    calls = {"accelerate": partial(accelerate, ours)}
     asked = partial(ours.generate, PROMPT, max_new_tokens=5)
-    call = threading.Thread(target=calls.get(what, asked))
+    call = threading.Thread(target=partial(accelerate, ours) if what == "accelerate" else asked)
     binding.start()
     try:
         assert begun.wait(60)

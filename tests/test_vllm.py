@@ -78,7 +78,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
     plugin.attach.cache_clear()
 
 
-def config(tokens: int = 6, **options: Any) -> Any:
+def config(tokens: int = 6, rank: int = 0, **options: Any) -> Any:
     hf = SimpleNamespace(num_hidden_layers=2, num_attention_heads=2)
     model = SimpleNamespace(
         hf_text_config=hf, model="m", tokenizer="m", skip_tokenizer_init=True, max_model_len=10_000,
@@ -89,51 +89,44 @@ def config(tokens: int = 6, **options: Any) -> Any:
         scheduler_config=SimpleNamespace(async_scheduling=False),
         speculative_config=SimpleNamespace(num_speculative_tokens=tokens),
         device_config=SimpleNamespace(device_type="cpu"),
-        parallel_config=SimpleNamespace(rank=0, tensor_parallel_size=2),
+        parallel_config=SimpleNamespace(rank=rank, tensor_parallel_size=2),
     )  # fmt: skip
 
 
-def serve(requests: dict[str, Record], **options: Any) -> Proposer:
+def run(requests: dict[str, Record], found: Proposer) -> Proposer:
+    """Answer requests with the drafts of a proposer."""
     runner = Runner(requests)
-    runner.drafter = Proposer(config(**options))
-    runner.drafter.load_model()
+    runner.drafter = found
+    found.load_model()
     runner.run()
     for one in requests.values():
         assert one.output == one.answer
-    return runner.drafter
+    return found
 
 
-def test_it_drafts_what_vllm_asks_for() -> None:
+def serve(requests: dict[str, Record], **options: Any) -> Proposer:
+    return run(requests, Proposer(config(**options)))
+
+
+def test_drafts_are_counted_and_told_by_source(caplog: pytest.LogCaptureFixture) -> None:
     found = serve({"a": record(1), "b": record(2)}, drafter="copyspec")
     assert found.host.stats.accepted > 40
     assert found.drafts == found.host.stats.passes
-    assert "copyspec" in found.summary()
     assert "µs per request and step" in found.summary()
-
-
-def test_counts_by_source_are_told(caplog: pytest.LogCaptureFixture) -> None:
     before = [counter.labels("copyspec")._value.get() for counter in plugin.counters()]
     found = serve({"a": record(1)}, drafter="copyspec")
     after = [counter.labels("copyspec")._value.get() for counter in plugin.counters()]
     source = found.host.stats.by_source["copyspec"]
     told = [now - was for now, was in zip(after, before, strict=True)]
     assert told == [source.drafted, source.accepted]
+    serve({"a": record(1)}, rank=3, drafter="copyspec")
+    again = [counter.labels("copyspec")._value.get() for counter in plugin.counters()]
+    assert again == after, "other ranks count nothing"
     with caplog.at_level(logging.INFO):
         found._told -= 2 * plugin.TOLD
         found._tell()
         found._tell()
     assert [line for line in caplog.messages if "tokens per pass" in line] == [found.summary()]
-
-
-def test_other_ranks_draft_and_count_nothing() -> None:
-    before = plugin.counters()[0].labels("copyspec")._value.get()
-    asked = config(drafter="copyspec")
-    asked.parallel_config.rank = 3
-    runner = Runner({"a": record(1)})
-    runner.drafter = Proposer(asked)
-    runner.run()
-    assert runner.drafter.host.stats.accepted
-    assert plugin.counters()[0].labels("copyspec")._value.get() == before
 
 
 def test_a_prediction_comes_with_the_request() -> None:
@@ -152,10 +145,7 @@ def test_a_prediction_in_words_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     one = record(3)
     one.answer = tiny.tokenizer().encode(words)
     one.sampling_params.extra_args["prediction"] = words
-    runner = Runner({"a": one})
-    runner.drafter = Proposer(asked)
-    runner.run()
-    assert runner.drafter.host.stats.by_source["prediction"].accepted
+    assert run({"a": one}, Proposer(asked)).host.stats.by_source["prediction"].accepted
 
 
 @pytest.mark.parametrize("wrong", ["words", [[1]], [float("inf")]])
@@ -171,9 +161,7 @@ def test_a_wrong_prediction_is_told_and_left_out(
 def test_answers_are_remembered() -> None:
     found = Proposer(config(answers=1_000_000))
     for name in ("first", "again"):
-        runner = Runner({name: record(4)})
-        runner.drafter = found
-        runner.run()
+        run({name: record(4)}, found)
     assert found.host.stats.by_source["auto.earlier"].accepted > 0
 
 
@@ -194,18 +182,6 @@ def test_one_who_samples_where_that_is_broken_stops_drafting(
     assert serve({"warm": record(2, temperature=0.7)}, drafter="copyspec").host.stats.accepted > 10
 
 
-def test_rows_of_nobody_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="the rows have no request ids"):
-        Proposer(config()).propose([[1]], None, None)
-
-
-def test_asynchronous_scheduling_is_refused() -> None:
-    asked = config()
-    asked.scheduler_config.async_scheduling = True
-    with pytest.raises(UnsupportedError, match="--no-async-scheduling"):
-        Proposer(asked)
-
-
 def test_other_proposers_run_as_they_did() -> None:
     plugin.attach()
     runner = Runner({})
@@ -214,7 +190,13 @@ def test_other_proposers_run_as_they_did() -> None:
     assert runner.propose_draft_token_ids(None, [[5]]) == (2, [[5]])
 
 
-def test_a_missing_tokenizer_is_told(tmp_path: Any) -> None:
+def test_what_cannot_be_hosted_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="the rows have no request ids"):
+        Proposer(config()).propose([[1]], None, None)
+    asked = config()
+    asked.scheduler_config.async_scheduling = True
+    with pytest.raises(UnsupportedError, match="--no-async-scheduling"):
+        Proposer(asked)
     asked = config()
     asked.model_config.skip_tokenizer_init, asked.model_config.tokenizer = False, str(tmp_path)
     with pytest.raises(UnsupportedError, match="skip_tokenizer_init=True"):
@@ -249,34 +231,15 @@ def test_the_cost_is_seconds_by_tokens() -> None:
     ):  # fmt: skip
         with pytest.raises(OptionError, match='"0" included'):
             options(cost=wrong).curve()
-
-
-@pytest.mark.parametrize(
-    ("tokens", "spent"), [("0", 0), ("4", -0.01), ("0", float("inf")), ("4", float("nan"))]
-)
-def test_a_cost_that_no_pass_has_is_refused_by_name(tokens: str, spent: float) -> None:
-    cost = {"0": 0.01, "4": 0.02} | {tokens: spent}
-    with pytest.raises(OptionError, match=f"got {float(spent)} for {tokens} draft tokens"):
-        options(cost=cost).curve()
+    for tokens, spent in (("0", 0), ("4", -0.01), ("0", float("inf")), ("4", float("nan"))):
+        cost = {"0": 0.01, "4": 0.02} | {tokens: spent}
+        with pytest.raises(OptionError, match=f"got {float(spent)} for {tokens} draft tokens"):
+            options(cost=cost).curve()
 
 
 # --- signatures ---------------------------------------------------------------------------------
 
 HEAD = "def propose_draft_token_ids(self, scheduler_output, sampled_token_ids):\n"
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        "sampled_token_ids, self.input_batch.num_tokens_no_spec, b.token_ids_cpu, slot_mappings=s",
-        "sampled_token_ids, b.num_tokens_no_spec, b.token_ids_cpu",
-    ],
-)
-def test_a_vllm_that_calls_as_known_is_taken(call: str) -> None:
-    body = (
-        f"    if method == 'custom_class':\n        return cast(Any, self.drafter).propose({call})"
-    )
-    check(HEAD + body, "9.9")
 
 
 @pytest.mark.parametrize(
@@ -293,6 +256,10 @@ def test_a_vllm_that_calls_as_known_is_taken(call: str) -> None:
     ],
 )  # fmt: skip
 def test_another_vllm_is_refused_with_both_signatures(source: str, why: str) -> None:
+    known = "    if method == 'custom_class':\n        return cast(Any, self.drafter).propose("
+    arguments = "sampled_token_ids, b.num_tokens_no_spec, b.token_ids_cpu"
+    for more in ("", ", slot_mappings=s"):
+        check(f"{HEAD}{known}{arguments}{more})", "9.9")
     with pytest.raises(UnsupportedError, match=why):
         check(source, "9.9")
 

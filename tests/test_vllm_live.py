@@ -96,18 +96,8 @@ def random_prompts(vocab: int) -> list[list[int]]:
 def texts(folder: str) -> list[list[int]]:
     """64 requests to copy and change a list."""
     tokenizer = read_tokenizer(folder, {})
-    things = [
-        "apples",
-        "bread",
-        "cheese",
-        "dates",
-        "eggs",
-        "flour",
-        "grapes",
-        "honey",
-        "jam",
-        "kale",
-    ]
+    things = ["apples", "bread", "cheese", "dates", "eggs", "flour", "grapes", "honey", "jam",
+              "kale"]  # fmt: skip
     made = []
     for n in range(64):
         listed = "\n".join(f"- {1 + (n * i) % 9} {things[(n + i) % 10]}" for i in range(1, 7))

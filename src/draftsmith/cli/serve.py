@@ -33,10 +33,6 @@ class EngineOptions:
     """Where those are kept when the server ends."""
 
 
-_EXTRA = {"fastapi", "prometheus_client", "pydantic", "sse_starlette", "starlette", "uvicorn"}
-"""What the extra `server` brings."""
-
-
 def serve(
     *,
     model: ModelOptions = ModelOptions(),
@@ -56,8 +52,6 @@ def serve(
         from draftsmith.server.run import check_address
         from draftsmith.server.run import server as listening
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in _EXTRA:
-            raise
         raise OptionError(
             f"a server needs {error.name}, which is not installed: pip install 'draftsmith[server]'"
         ) from error

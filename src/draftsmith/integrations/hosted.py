@@ -143,7 +143,7 @@ class Host:
             self._tell(one)
 
     def draft(self, rows: abc.Sequence[Row], asked: Callable[[Row], Asked]) -> list[list[int]]:
-        """Return a chain for each request of a step.
+        """Return a chain for each request of a step; call `keep` before.
 
         `asked` returns the options of a new request.
         """
@@ -166,7 +166,7 @@ class Host:
     def follow(self, row: Row, asked: Callable[[Row], Asked]) -> Hosted:
         """Learn the verification of a request's draft and its new tokens."""
         one = self._hosted.get(row.name)
-        if one is None or one.record is not row.record:
+        if one is None:
             one = self._hosted[row.name] = Hosted(row.record, self._open(row, asked(row)))
         sequence, known = one.sequence, len(one.sequence.ids)
         draft, one.draft = one.draft.clip(len(row.scheduled)), EMPTY
