@@ -16,22 +16,9 @@ from replica import (
     check_cache,
     check_logits,
     check_step,
-    fresh,
     loaded,
     random_draft,
 )
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_the_implementation_it_came_with_does_not_matter(name: str, attention: str) -> None:
-    model = loaded(name, attention)
-    runner, rng, ids = Runner(model), random.Random(1), prompt(14)
-    assert model.capabilities.shape == "tree"
-    row = runner.open(ids)
-    runner.prefill(row)
-    draft = random_draft(rng, "tree", most=9)
-    check_logits(model.model, ids, draft, runner.forward([row], [draft])[0].logits)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -102,13 +89,6 @@ def test_chunks_of_a_prompt_ride_beside_a_row_that_decodes(name: str) -> None:
     check_logits(model.model, long, EMPTY, runner.forward([newcomer], [EMPTY])[0].logits)
 
 
-def test_a_chunk_that_cannot_stand_alone_is_refused() -> None:
-    for name, draft in (("llama", Draft.chain([5], "test")), ("mamba", EMPTY)):
-        runner = Runner(loaded(name))
-        with pytest.raises(OptionError, match=r"take=2, but all 5 pending tokens"):
-            runner.forward([runner.open(prompt(5))], [draft], [2])
-
-
 @pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba2", "mamba"])
 def test_a_pass_that_is_not_committed_leaves_no_trace(name: str) -> None:
     model, ids = loaded(name), prompt(12)
@@ -174,33 +154,22 @@ def test_probes_with_positions_of_their_own() -> None:
     assert (far[2] - near[2]).abs().max() > 1e-3
 
 
-def test_drafts_of_the_wrong_shape_are_refused() -> None:
-    chain = Runner(loaded("bloom"))
-    row = chain.open(prompt(5))
-    tree = Draft((5, 6), (-1, -1), ("test",) * 2)
-    with pytest.raises(DrafterError, match="first_branch"):
-        chain.forward([row], [tree])
-    plain = Runner(loaded("mamba"))
-    row = plain.open(prompt(5))
-    with pytest.raises(DrafterError, match="plainly"):
-        plain.forward([row], [Draft.chain([5], "test")])
-
-
-def test_an_empty_prompt_is_refused() -> None:
-    runner = Runner(loaded("llama"))
+def test_what_a_row_cannot_compute_is_refused() -> None:
+    tree, chain = Draft((5, 6), (-1, -1), ("test",) * 2), Draft.chain([5], "test")
+    refused: list[tuple[str, Draft, int, type[Exception], str]] = [
+        ("bloom", tree, 5, DrafterError, "first_branch"),
+        ("mamba", chain, 5, DrafterError, "plainly"),
+        ("llama", chain, 2, OptionError, "take=2, but all 5 pending tokens"),
+        ("mamba", EMPTY, 2, OptionError, "take=2, but all 5 pending tokens"),
+    ]
+    for name, draft, take, error, words in refused:
+        runner = Runner(loaded(name))
+        with pytest.raises(error, match=words):
+            runner.forward([runner.open(prompt(5))], [draft], [take])
     with pytest.raises(PromptError, match="at least one"):
         runner.open([])
     with pytest.raises(PromptError, match="close"):
         runner.extend(runner.open([5]), [])
-
-
-@pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba"])
-def test_a_prompt_of_one_token(name: str) -> None:
-    runner = Runner(loaded(name))
-    row = runner.open([5])
-    runner.prefill(row)
-    logits = runner.forward([row], [EMPTY])[0].logits
-    assert (logits[0] - fresh(runner.loaded.model, [5])).abs().max() < 1e-5
 
 
 def test_what_every_architecture_can_do() -> None:

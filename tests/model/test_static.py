@@ -16,10 +16,8 @@ from draftsmith.errors import OptionError, UnknownName
 from draftsmith.model import graphs, static
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.masks import Span, ancestor_bits, visible, visible_slots
 from draftsmith.model.probe import with_store
 from draftsmith.model.runner import Runner
-from draftsmith.model.windows import Window
 from frozen import Frozen, freeze, unable
 from replica import check_step, fresh, loaded, random_draft
 
@@ -157,24 +155,6 @@ def test_an_idle_row_gives_its_buffer_to_the_next() -> None:
         assert len(engine.resources.prefixes) == seed + 1
         (buffer,) = model.graphs.free.values()
         assert buffer.capacity == 256
-
-
-# --- masks ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("window", [None, 5])
-def test_masks_are_those_of_packed_passes(window: Window) -> None:
-    rng = random.Random(str(window))
-    for _ in range(50):
-        span = Span(rng.randint(1, 20), rng.randint(1, 4), random_draft(rng, "tree", most=12))
-        end = span.cached + span.width
-        bits, offsets = ancestor_bits(span), [p - span.cached for p in span.positions]
-        words = [bits, [0] * span.width]
-        numbers = [torch.tensor(own) for own in (words, offsets, [span.cached])]
-        mask = visible_slots(*numbers, 48, [window])[window]
-        assert mask.shape == (1, 1, span.width, 48)
-        assert not mask[..., end:].any()
-        assert torch.equal(mask[..., :end], visible(span, 0, window))
 
 
 @pytest.mark.parametrize("nodes", [31, 62, 63, 79])
