@@ -17,10 +17,19 @@ from architectures import VOCAB, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.masks import Span
-from draftsmith.model.packed import PackedPass, _mask
+from draftsmith.model.packed import PackedPass
 from draftsmith.model.runner import Runner
-from replica import accept, check_cache, check_step, fresh, loaded, path_to, random_draft
+from replica import (
+    accept,
+    check_cache,
+    check_logits,
+    check_step,
+    contents,
+    fresh,
+    loaded,
+    path_to,
+    random_draft,
+)
 
 FAMILIES = ["llama", "qwen3", "gemma3_text", "gemma3n_text", "gpt2", "qwen2_moe", "mixtral"]
 
@@ -88,17 +97,37 @@ def test_every_row_is_as_it_is_alone(name: str, seed: int) -> None:
         check_cache(mixture.runner, row, ids)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "gemma3n_text", "mistral"])
-def test_rows_that_forget_what_their_windows_left_behind(name: str) -> None:
-    mixture = Mixture(packing(name), seed=5, rewinds=False)
+SLIDING: dict[str, dict[str, Any]] = {
+    "mistral": {},
+    "starcoder2": {},
+    "mixtral": {"sliding_window": 8},
+    "phi3": {"sliding_window": 8},
+    "qwen2": {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+    "gemma2": {},
+    "gemma3_text": {},
+    "gemma3n_text": {},
+    "cohere2": {},
+    "gpt_oss": {},
+}
+"""One kind of layer, two kinds, capped scores, sinks."""
+
+
+@pytest.mark.parametrize("name", SLIDING)
+@pytest.mark.parametrize("rewinds", [True, False], ids=["keeps", "drops"])
+def test_rows_with_windows(name: str, rewinds: bool) -> None:
+    model = load(build(name, **SLIDING[name]))
+    if not model.capabilities.packed:
+        pytest.skip("; ".join(model.capabilities.reasons))
+    mixture, most = Mixture(model, seed=5, rewinds=rewinds), 0
     for _ in range(25):
         for ids, draft, logits in mixture.step():
-            for node in range(-1, len(draft)):
-                path = ids + [draft.tokens[i] for i in path_to(draft, node)]
-                alone = fresh(mixture.runner.loaded.model, path)
-                torch.testing.assert_close(logits[1 + node], alone, rtol=0, atol=1e-5)
+            check_logits(model.model, ids, draft, logits)
         for row, ids in zip(mixture.rows, mixture.ids, strict=True):
             check_cache(mixture.runner, row, ids)
+            if row.cached:
+                kept = min(keys.shape[1] for keys, _ in contents(mixture.runner, row))
+                most = max(most, row.cached - kept)
+    assert (most > 32) is not rewinds
 
 
 def test_positions_computed_per_batch_are_found_out() -> None:
@@ -273,11 +302,3 @@ def test_rows_of_very_different_lengths_take_what_they_need() -> None:
         runner.commit(rows, [path for path, _ in accepted], [new for _, new in accepted])
         tokens = sum(len(row.ids) + len(row.pending) for row in rows)
         assert memory.held() <= position * (1.1 * tokens + 64 * len(rows))
-
-
-def test_only_chunks_that_attend_in_blocks_are_given_a_mask() -> None:
-    """A prompt that goes in one pass would need one as large as its square."""
-    cpu = torch.device("cpu")
-    assert [_mask(Span(0, width), 0, None, cpu) is None for width in (128, 512, 1024, 5000)] == [
-        True, False, False, True,
-    ]  # fmt: skip

@@ -18,7 +18,7 @@ from draftsmith.model.attention import _watched
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
-from replica import accept, check_cache, loaded, random_draft
+from replica import accept, check_cache, contents, loaded, random_draft
 
 TOLERANCE = 1e-5
 HEADS = ((0, 1), (1, 0), (1, 3), (0, 0))
@@ -126,7 +126,7 @@ def test_ragged_rows(name: str, rewinds: bool) -> None:
         step(runner, rng, rows, ids)
         for row, own, need in zip(rows, ids, needs, strict=True):
             check_taps(model, runner, row, own, need)
-    kept = min(keys.shape[1] for keys, _ in runner._store.contents(rows[0]))
+    kept = min(keys.shape[1] for keys, _ in contents(runner, rows[0]))
     assert (kept < rows[0].cached) == (model.capabilities.windows and not rewinds)
     runner.close(rows.pop(0))
     step(runner, rng, rows, ids[1:])
