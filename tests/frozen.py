@@ -32,7 +32,7 @@ class Frozen:
     made: list[Frozen] = []  # noqa: RUF012  emptied by `freeze`
 
     def __init__(self, body: Callable[[], Any], _device: Any, _memory: Any) -> None:
-        self.used = self.replays = 0
+        self.replays = 0
         body()
         with Recorder() as recorder:
             self.outputs = body()

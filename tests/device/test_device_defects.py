@@ -13,7 +13,6 @@ import pytest
 import torch
 from accelerate.hooks import remove_hook_from_module
 from both import (
-    GREEDY,
     IDS,
     SAMPLED,
     Both,
@@ -25,7 +24,6 @@ from both import (
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 import tiny
-from draftsmith import accelerate
 from draftsmith.engine.engine import Engine
 from draftsmith.model.runner import Runner
 from draftsmith.text.grammar import Grammar
@@ -37,30 +35,6 @@ def test_d3_exact_and_prepacked_models_beside_a_default_device(folder: Path) -> 
     with default_device("pretend:1"):
         engine = Engine.from_pretrained(folder, **options)
         assert engine.generate(IDS, max_new_tokens=12).tokens == expected.tokens
-
-
-@pytest.mark.parametrize("where", ["pretend:0", "cpu"])
-def test_d3_accelerate_under_a_default_device(where: str) -> None:
-    model, streamed = on(where, tiny.model()), list[torch.Tensor]()
-
-    class Streamer:
-        def put(self, value: torch.Tensor) -> None:
-            streamed.append(value)
-
-        def end(self) -> None:
-            pass
-
-    ids = torch.tensor([IDS], device=where)
-    for options in ({"do_sample": False}, {"do_sample": True, "top_k": 20}):
-        asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, **options}
-        torch.manual_seed(0)
-        plain = model.generate(ids, **asked)
-        torch.manual_seed(0)
-        with default_device("pretend:1"), accelerate(model) as handle:
-            fast = model.generate(ids, streamer=Streamer(), **asked)
-        assert handle.last_notice is None
-        assert torch.equal(plain, fast)
-    assert {value.device.type for value in streamed} == {"cpu"}  # as generate() streams them
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +96,3 @@ def test_d7_a_pass_is_timed_to_its_end_on_any_device(engines: Both, apart: Both)
     assert waits(engines.device) == 1
     assert waits(apart.device) == 2  # layers on two devices
     assert waits(engines.cpu) == 0
-
-
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_d7_a_budget_learns_from_passes_and_not_from_launches(
-    engines: Both, options: dict[str, Any]
-) -> None:
-    """A pass whose time is taken ends in a copy of what the step reads."""
-    engine = Engine(engines.device.model, drafter="copyspec(gamma=2)", budget=6)
-    with pretended.counted() as seen:
-        passes = engine.generate(IDS, max_new_tokens=12, **options).stats.passes
-    reads = [n for (_, line), n in seen.waits.items() if line.startswith("core/reading.py")]
-    assert sum(reads) == passes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,22 +84,6 @@ def test_options(engines: Both, options: dict[str, Any]) -> None:
     engines.generate(prompt, **{"drafter": "auto", "max_new_tokens": 16, "budget": 6} | own)
 
 
-def test_streams_chats_and_stop_strings(engines: Both) -> None:
-    def talk(engine: Engine) -> list[Any]:
-        options: dict[str, Any] = {"drafter": "auto", "budget": 6, "temperature": 0.0}
-        stream = engine.stream("the quick brown", max_new_tokens=24, **options)
-        pieces = [(piece.text, piece.token, piece.source) for piece in stream]
-        text = "".join(piece for piece, *_ in pieces)
-        chat = engine.chat(max_new_tokens=8, **options)
-        turns = [chat.send("hello"), chat.send("again")]
-        stopped = engine.generate("the quick brown", max_new_tokens=24, stop=text[4:6], **options)
-        assert stopped.finish_reason == "stop"
-        results = [stream.result, *turns, stopped]
-        return [pieces, [(r.text, r.tokens, r.stats.passes) for r in results]]
-
-    assert talk(engines.cpu) == talk(engines.device)
-
-
 def test_log_probabilities_and_ends(engines: Both) -> None:
     options = {"drafter": "auto", "budget": 6, "max_new_tokens": 16, "min_new_tokens": 4}
     free = engines.cpu.generate(IDS, **options)
@@ -116,14 +101,6 @@ def test_kept_prefixes(engines: Both) -> None:
 
     found = same(answers(engines.cpu), answers(engines.device))
     assert [r.stats.reused_tokens > 0 for r in found] == [False, True, True]
-
-
-def test_earlier_answers(engines: Both) -> None:
-    def answers(engine: Engine) -> list[Any]:
-        own = Engine(engine.model, answers=2_000_000)
-        return [own.generate(IDS, max_new_tokens=16, budget=6) for _ in range(2)]
-
-    same(answers(engines.cpu), answers(engines.device))
 
 
 def test_predictions(engines: Both) -> None:
@@ -182,16 +159,17 @@ def test_draft_models_anywhere(
     ids=["greedy", "sampled", "scores"],
 )  # fmt: skip
 def test_accelerate(device: str, options: dict[str, Any]) -> None:
-    """As `generate` on that device does, and with the CPU's pass count."""
-    passes = []
+    """As `generate` on that device does, streams included, and with the CPU's pass count."""
+    passes, streamed = [], list[torch.Tensor]()
+    streamer = SimpleNamespace(put=streamed.append, end=lambda: None)
     for where in ("cpu", device):
         model, ids = on(where, tiny.model()), torch.tensor([IDS], device=where)
         asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 16, **options}
         torch.manual_seed(0)
         plain = model.generate(ids, **asked)
         torch.manual_seed(0)
-        with accelerate(model, "auto", budget=6) as handle:
-            fast = model.generate(ids, **asked)
+        with strictly(), accelerate(model, "auto", budget=6) as handle:
+            fast = model.generate(ids, streamer=streamer, **asked)
         assert handle.last_notice is None
         assert handle.stats is not None
         assert not handle.stats.drafter_failures
@@ -203,6 +181,7 @@ def test_accelerate(device: str, options: dict[str, Any]) -> None:
             plain, fast = plain.sequences, fast.sequences
         assert fast.device == ids.device
         assert torch.equal(plain, fast)
+    assert {value.device.type for value in streamed} == {"cpu"}  # as generate() streams them
     if not (REAL and options["do_sample"]):
         assert passes[0] == passes[1] < 16
 

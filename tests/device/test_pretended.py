@@ -84,7 +84,7 @@ def test_late_copies_need_their_source(device: str) -> None:
         torch.ones(3).to(device, non_blocking=True).sum()
 
     def overwrite(copied: torch.Tensor) -> None:
-        held.zero_()
+        held.add_(1)
         copied.sum()
 
     with pytest.raises(RuntimeError, match="late copy 0 overwritten"), pretended.late_copies():

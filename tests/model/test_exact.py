@@ -103,20 +103,6 @@ def test_the_kernel_attends_to_what_it_is_told(
         assert np.array_equal(case.attention([7, 2, 5]), together[[7, 2, 5]])
 
 
-def test_slots_that_nobody_sees_change_nothing() -> None:
-    """Siblings in a tree lie between the slots of a path: along a chain these are neighbours."""
-    case = Case(1, (4, 2), (16, 16))
-    tree = case.attention([8])
-    high = int(case.highs[8])
-    for path, keys in enumerate(case.further[8]):
-        case.values[:, high + path] = case.values[:, keys]
-        case.keys[:, :, high + path] = case.keys[:, :, keys]
-    case.highs[8], case.further[8] = high + len(case.further[8]), []
-    case.keys[:, :, : case.lows[8]] = np.nan
-    case.keys[:, :, case.highs[8] :] = np.nan
-    assert np.array_equal(case.attention([8]), tree)
-
-
 def test_what_overflows_is_not_hidden() -> None:
     case = Case(2, (4, 2), (16, 16))
     case.keys[0, :, 100] = np.nan

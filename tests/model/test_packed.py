@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures import VOCAB, build, prompt
+from architectures import build, prompt
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
@@ -21,17 +21,10 @@ from draftsmith.model.packed import PackedPass
 from draftsmith.model.runner import Runner
 from replica import (
     accept,
-    check_cache,
-    check_logits,
     check_step,
-    contents,
-    fresh,
     loaded,
-    path_to,
     random_draft,
 )
-
-FAMILIES = ["llama", "qwen3", "gemma3_text", "gemma3n_text", "gpt2", "qwen2_moe", "mixtral"]
 
 
 def packing(name: str) -> LoadedModel:
@@ -39,95 +32,6 @@ def packing(name: str) -> LoadedModel:
     if not model.capabilities.packed:
         pytest.skip("; ".join(model.capabilities.reasons))
     return model
-
-
-class Mixture:
-    """Rows of random lengths that do something else in every pass: trees, chains, chunks, plain."""
-
-    def __init__(self, model: LoadedModel, seed: int, rewinds: bool = True) -> None:
-        self.rng = random.Random(seed)
-        self.runner = Runner(model, rewinds=rewinds)
-        lengths = [1, 2, *(self.rng.randint(3, 60) for _ in range(4))]
-        self.ids = [prompt(n, seed=seed + i) for i, n in enumerate(lengths)]
-        self.rows = [self.runner.open(ids) for ids in self.ids]
-
-    def step(self) -> list[tuple[list[int], Draft, Tensor]]:
-        """One pass; the ids, the draft and the logits of each row that gave some."""
-        places = self.rng.sample(range(len(self.rows)), self.rng.randint(1, len(self.rows)))
-        rows, drafts, take = [self.rows[i] for i in places], [], []
-        for row in rows:
-            take.append(self.rng.randint(1, len(row.pending)))
-            whole = take[-1] == len(row.pending)
-            shape = self.rng.choice(["tree", "chain", "plain"])
-            drafts.append(random_draft(self.rng, shape if whole else "plain"))
-        outputs = self.runner.forward(rows, drafts, take)
-        found, paths, tokens = [], [], []
-        for place, row, draft, output in zip(places, rows, drafts, outputs, strict=True):
-            path, emitted = accept(self.rng, draft) if not row.is_chunk else ([], [])
-            if row.is_chunk:
-                assert output.logits.shape == (0, VOCAB)
-            else:
-                found.append((self.ids[place], draft, output.logits))
-            self.ids[place] = self.ids[place] + emitted
-            paths.append(path)
-            tokens.append(emitted)
-        self.runner.commit(rows, paths, tokens)
-        return found
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_row_is_as_it_is_alone(name: str, seed: int) -> None:
-    """In float64 to its rounding, whatever shares the pass."""
-    packing(name)
-    live = build(name).double()
-    if hasattr(live, "set_experts_implementation"):
-        live.set_experts_implementation("eager")  # the other one knows no float64
-    model = load(live)
-    assert model.capabilities.packed
-    mixture, compared = Mixture(model, seed), 0
-    for _ in range(12):
-        for ids, draft, logits in mixture.step():
-            for node in range(-1, len(draft)):
-                alone = fresh(model.model, ids + [draft.tokens[i] for i in path_to(draft, node)])
-                assert (logits[1 + node] - alone).norm() <= 1e-10 * alone.norm()
-                compared += 1
-    assert compared > 60
-    for row, ids in zip(mixture.rows, mixture.ids, strict=True):
-        check_cache(mixture.runner, row, ids)
-
-
-SLIDING: dict[str, dict[str, Any]] = {
-    "mistral": {},
-    "starcoder2": {},
-    "mixtral": {"sliding_window": 8},
-    "phi3": {"sliding_window": 8},
-    "qwen2": {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
-    "gemma2": {},
-    "gemma3_text": {},
-    "gemma3n_text": {},
-    "cohere2": {},
-    "gpt_oss": {},
-}
-"""One kind of layer, two kinds, capped scores, sinks."""
-
-
-@pytest.mark.parametrize("name", SLIDING)
-@pytest.mark.parametrize("rewinds", [True, False], ids=["keeps", "drops"])
-def test_rows_with_windows(name: str, rewinds: bool) -> None:
-    model = load(build(name, **SLIDING[name]))
-    if not model.capabilities.packed:
-        pytest.skip("; ".join(model.capabilities.reasons))
-    mixture, most = Mixture(model, seed=5, rewinds=rewinds), 0
-    for _ in range(25):
-        for ids, draft, logits in mixture.step():
-            check_logits(model.model, ids, draft, logits)
-        for row, ids in zip(mixture.rows, mixture.ids, strict=True):
-            check_cache(mixture.runner, row, ids)
-            if row.cached:
-                kept = min(keys.shape[1] for keys, _ in contents(mixture.runner, row))
-                most = max(most, row.cached - kept)
-    assert (most > 32) is not rewinds
 
 
 def test_positions_computed_per_batch_are_found_out() -> None:

@@ -4,40 +4,129 @@ from __future__ import annotations
 
 import contextlib
 import random
+from typing import Any
 
 import pytest
+from torch import Tensor
 
-from architectures import ALL, CHAINS, CONTEXT, RECURRENT, TREES, prompt
+from architectures import ALL, CHAINS, CONTEXT, RECURRENT, TREES, VOCAB, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.errors import DrafterError, OptionError, PromptError
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
 from replica import (
     accept,
     check_cache,
     check_logits,
-    check_step,
+    contents,
+    fresh,
     loaded,
+    path_to,
     random_draft,
 )
 
+DRAFTS = {"tree": ["tree", "chain", "plain"], "chain": ["chain", "plain"], "plain": ["plain"]}
+"""What a target of each shape verifies."""
 
-@pytest.mark.parametrize("name", ALL)
-def test_ragged_rows_that_join_and_leave(name: str) -> None:
-    model = loaded(name)
-    runner, rng = Runner(model), random.Random(name)
-    ids = {i: prompt(n, seed=i) for i, n in enumerate((5, 14, 9))}
-    rows = {}
-    for step in range(6):
-        if step in (0, 1, 2):
-            rows[step] = runner.open(ids[step])
-            runner.prefill(rows[step])
-        if step == 4:
-            runner.close(rows.pop(0))
-        here = list(rows)
-        rng.shuffle(here)
-        shapes = {i: runner.shape if runner.room(rows[i]) else "plain" for i in here}
-        drafts = {i: random_draft(rng, shape) for i, shape in shapes.items()}
-        check_step(runner, rng, rows, ids, drafts)
+
+class Mixture:
+    """Rows of random lengths that do something else in every pass: trees, chains, chunks, plain.
+
+    Now and then a row leaves, and another joins.
+    """
+
+    def __init__(self, model: LoadedModel, seed: int, rewinds: bool = True) -> None:
+        self.rng = random.Random(seed)
+        self.runner = Runner(model, rewinds=rewinds)
+        lengths = [1, 2, *(self.rng.randint(3, 60) for _ in range(4))]
+        self.ids = [prompt(n, seed=seed + i) for i, n in enumerate(lengths)]
+        self.rows = [self.runner.open(ids) for ids in self.ids]
+
+    def step(self) -> list[tuple[list[int], Draft, Tensor]]:
+        """One pass; the ids, the draft and the logits of each row that gave some."""
+        if self.rng.random() < 0.2:
+            place = self.rng.randrange(len(self.rows))
+            self.runner.close(self.rows[place])
+            self.ids[place] = prompt(self.rng.randint(1, 20), seed=len(self.ids[place]))
+            self.rows[place] = self.runner.open(self.ids[place])
+        places = self.rng.sample(range(len(self.rows)), self.rng.randint(1, len(self.rows)))
+        rows, drafts, take = [self.rows[i] for i in places], [], []
+        for row in rows:
+            least = 1 if self.runner.splits(row) else len(row.pending)
+            take.append(self.rng.randint(least, len(row.pending)))
+            drafted = take[-1] == len(row.pending) and self.runner.room(row) > 0
+            shape = self.rng.choice(DRAFTS[self.runner.shape])
+            drafts.append(random_draft(self.rng, shape if drafted else "plain"))
+        outputs = self.runner.forward(rows, drafts, take)
+        found, paths, tokens = [], [], []
+        for place, row, draft, output in zip(places, rows, drafts, outputs, strict=True):
+            path, emitted = accept(self.rng, draft) if not row.is_chunk else ([], [])
+            if row.is_chunk:
+                assert output.logits.shape == (0, VOCAB)
+            else:
+                found.append((self.ids[place], draft, output.logits))
+            self.ids[place] = self.ids[place] + emitted
+            paths.append(path)
+            tokens.append(emitted)
+        self.runner.commit(rows, paths, tokens)
+        return found
+
+
+SLIDING: dict[str, dict[str, Any]] = {
+    "mistral": {},
+    "starcoder2": {},
+    "mixtral": {"sliding_window": 8},
+    "phi3": {"sliding_window": 8},
+    "qwen2": {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+    "gemma2": {},
+    "gemma3_text": {},
+    "gemma3n_text": {},
+    "cohere2": {},
+    "gpt_oss": {},
+}
+"""One kind of layer, two kinds, capped scores, sinks."""
+CASES = [(name, SLIDING.get(name, {}), True) for name in ALL]
+CASES += [(name, options, False) for name, options in SLIDING.items()]
+
+
+@pytest.mark.parametrize(("name", "options", "rewinds"), CASES)
+def test_rows_that_join_and_leave(name: str, options: dict[str, Any], rewinds: bool) -> None:
+    """Without `rewinds`, layers with a window drop what it has left."""
+    model = load(build(name, **options))
+    mixture, dropped = Mixture(model, seed=5, rewinds=rewinds), 0
+    for _ in range(20):
+        for ids, draft, logits in mixture.step():
+            check_logits(model.model, ids, draft, logits)
+        for row, ids in zip(mixture.rows, mixture.ids, strict=True):
+            check_cache(mixture.runner, row, ids)
+            if row.cached and model.capabilities.packed:
+                kept = min(keys.shape[1] for keys, _ in contents(mixture.runner, row))
+                dropped = max(dropped, row.cached - kept)
+    assert (dropped > 32) is (model.capabilities.packed and not rewinds)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "gemma3_text", "gemma3n_text", "gpt2", "qwen2_moe", "mixtral"]
+)
+def test_every_row_is_as_it_is_alone(name: str, seed: int) -> None:
+    """In float64 to its rounding, whatever shares the pass."""
+    live = build(name).double()
+    if hasattr(live, "set_experts_implementation"):
+        live.set_experts_implementation("eager")  # the other one knows no float64
+    model = load(live)
+    if not loaded(name).capabilities.packed:
+        pytest.skip("; ".join(loaded(name).capabilities.reasons))
+    assert model.capabilities.packed
+    mixture, compared = Mixture(model, seed), 0
+    for _ in range(15):
+        for ids, draft, logits in mixture.step():
+            for node in range(-1, len(draft)):
+                alone = fresh(model.model, ids + [draft.tokens[i] for i in path_to(draft, node)])
+                assert (logits[1 + node] - alone).norm() <= 1e-10 * alone.norm()
+                compared += 1
+    assert compared > 60
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "bloom", "lfm2", "mamba2", "mamba"])
@@ -64,29 +153,6 @@ def test_extend_keeps_the_common_prefix(name: str) -> None:
         check_logits(model.model, new, EMPTY, runner.forward([row], [EMPTY])[0].logits)
         runner.commit([row], [[]], [[5]])
         check_cache(runner, row, [*new, 5])
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_chunks_of_a_prompt_ride_beside_a_row_that_decodes(name: str) -> None:
-    model = loaded(name)
-    runner, rng = Runner(model), random.Random(name)
-    ids, long = {0: prompt(9)}, prompt(23, seed=3)
-    rows = {0: runner.open(ids[0])}
-    runner.prefill(rows[0])
-    newcomer = runner.open(long)
-    assert runner.splits(newcomer) is (runner.shape != "plain")
-    while runner.splits(newcomer) and len(newcomer.pending) > 6:
-        draft = random_draft(rng, runner.shape if runner.room(rows[0]) else "plain")
-        take = [5, len(rows[0].pending)]
-        chunk, output = runner.forward([newcomer, rows[0]], [EMPTY, draft], take)
-        assert chunk.logits.shape == (0, model.vocab_size)
-        check_logits(model.model, ids[0], draft, output.logits)
-        path, new = accept(rng, draft)
-        runner.commit([newcomer, rows[0]], [(), path], [(), new])
-        ids[0] = ids[0] + new
-        check_cache(runner, newcomer, long)
-        check_cache(runner, rows[0], ids[0])
-    check_logits(model.model, long, EMPTY, runner.forward([newcomer], [EMPTY])[0].logits)
 
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba2", "mamba"])

@@ -1,4 +1,7 @@
-"""Passes of fixed shapes give what packed passes give, and can be recorded and replayed."""
+"""Passes of fixed shapes give what packed passes give, and can be recorded and replayed.
+
+With all drafters and ways to sample: `tests/device/test_static_passes.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from architectures import CHAINS, TREES, build, prompt
+from architectures import CHAINS, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnknownName
@@ -22,12 +25,6 @@ from frozen import Frozen, freeze, unable
 from replica import check_step, fresh, loaded, random_draft
 
 IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8] * 3
-GREEDY: dict[str, Any] = {"temperature": 0.0}
-SAMPLED: dict[str, Any] = {"temperature": 0.9, "top_k": 30, "top_p": 0.95, "seed": 3}
-PENALTIES: dict[str, Any] = {"repetition_penalty": 1.1, "logit_bias": {5: -1.0}, "logprobs": True}
-DRAFTERS = ["none", "auto", "pld_plus"]
-FEW = {"llama", "gpt2", "gemma2", "gemma3n_text", "gpt_oss", "mixtral"}
-"""Architectures that differ most in what their passes compute."""
 
 
 def fixed(model: LoadedModel) -> LoadedModel:
@@ -48,21 +45,6 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(graphs.Graphs, "run", run)
     return seen
-
-
-@pytest.mark.parametrize("name", sorted(TREES.keys() & FEW))
-def test_answers_are_those_of_packed_passes(name: str, shapes: list[tuple[int, int]]) -> None:
-    live = build(name, eos_token_id=None)
-    packed = load(live)
-    pair = Engine(packed), Engine(fixed(packed))
-    for drafter in DRAFTERS:
-        for sampling in (GREEDY, SAMPLED, GREEDY | PENALTIES):
-            shapes.clear()
-            options = {"drafter": drafter, "budget": 8, "max_new_tokens": 16, **sampling}
-            one, other = (engine.generate(IDS, **options) for engine in pair)
-            assert not other.notices
-            assert (one.tokens, one.stats.passes) == (other.tokens, other.stats.passes)
-            assert bool(shapes) == (drafter != "pld_plus")  # recorded passes are packed
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma3n_text", "mistral", "gpt2"])
@@ -206,7 +188,7 @@ def test_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         runner.commit([row], [()], [[5]])
         counts.append(len(made))
         assert model.graphs.count(runner._store._buffers[row]) <= 2  # type: ignore[attr-defined]
-    assert counts == [1, 2, 2, 3, 3, 4], "the least recently used one is dropped"
+    assert counts == [1, 2, 2, 3, 4, 5], "all are dropped for another"
 
 
 def test_changed_weights_are_recorded_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from draftsmith.errors import first_line
 CAPTURED = ("cuda",)
 """Types of devices on which passes are captured."""
 MOST_GRAPHS = 64
-"""Maximum number of graphs; the least recently used one is dropped for another."""
+"""Maximum number of graphs; all are dropped for another."""
 WIDEST = 128
 """Maximum width of a pass."""
 INPUTS = 5
@@ -36,8 +36,6 @@ class Captured:
 
     def __init__(self, body: Body, device: torch.device, memory: Any) -> None:
         """Run the pass once, so that kernels are loaded, then capture it."""
-        self.used = 0
-        """Number of the last replay, among those of all graphs."""
         with torch.cuda.device(device):
             side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             current = torch.cuda.current_stream()
@@ -80,7 +78,6 @@ class Graphs:
         """Buffer → width → graph over it."""
         self._memory: Any = None
         self._weights: Any = None
-        self._replays = 0
 
     @contextmanager
     def turn(self) -> Iterator[Any]:
@@ -102,19 +99,20 @@ class Graphs:
         """
         if not self.captures:
             return body()
-        own = self._graphs.setdefault(buffer, {})
-        if width not in own:
+        known = self._graphs.get(buffer, {})
+        if width not in known:
+            if sum(map(len, self._graphs.values())) >= MOST_GRAPHS:
+                self._graphs.clear()
             try:
                 if not any(self._graphs.values()):  # torch frees the memory with its last graph
                     self._memory = torch.cuda.graph_pool_handle()
-                own[width] = Captured(body, self.device, self._memory)
+                captured = Captured(body, self.device, self._memory)
             except Exception as error:  # a model's code may raise any error
                 self._give_up(error)
                 return body()
-            self._limit()
-        self._replays += 1
-        own[width].used = self._replays
-        return own[width]()
+            known = self._graphs.setdefault(buffer, {})
+            known[width] = captured
+        return known[width]()
 
     def check(self, weights: Any) -> None:
         """Drop all graphs if this key of the model's weights is a new one."""
@@ -126,13 +124,6 @@ class Graphs:
     def count(self, buffer: Any) -> int:
         """Return the number of graphs over a buffer."""
         return len(self._graphs.get(buffer, ()))
-
-    def _limit(self) -> None:
-        while sum(map(len, self._graphs.values())) > MOST_GRAPHS:
-            every = [(g.used or self._replays + 1, own, width)
-                     for own in self._graphs.values() for width, g in own.items()]  # fmt: skip
-            _, own, width = min(every, key=lambda one: one[0])
-            del own[width]
 
     def _give_up(self, error: Exception) -> None:
         self.captures = False
