@@ -34,20 +34,6 @@ def packing(name: str) -> LoadedModel:
     return model
 
 
-def test_positions_computed_per_batch_are_found_out() -> None:
-    """A model that takes a pass's first position for its lowest: wrong for rows side by side."""
-    model = build("llama")
-
-    def clamp(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        given = kwargs["position_ids"]
-        return args, kwargs | {"position_ids": given.clamp_min(given[:, :1])}
-
-    model.model.register_forward_pre_hook(clamp, with_kwargs=True)
-    found = load(model).capabilities
-    assert found.shape == "chain"
-    assert found.reasons[-1].startswith("trees and shared passes: logits differ")
-
-
 # --- what is computed -----------------------------------------------------------------------------
 
 
