@@ -9,6 +9,7 @@ small copy, is searched completely.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import cast
 
@@ -88,9 +89,12 @@ def _of_architecture(loaded: LoadedModel) -> Capabilities:
 
     Raises UnsupportedError with the reason if no copy can be made and run.
     """
-    copy = small_copy(loaded)
+    copy, kind = small_copy(loaded), loaded.device.type
+    # The copy computes in float32, and is judged by it, also where the caller's passes do not.
+    known = torch.amp.is_autocast_available(kind)
     try:
-        return search(copy)
+        with torch.autocast(kind, enabled=False) if known else nullcontext():
+            return search(copy)
     except Exception as error:
         raise UnsupportedError(f"its small copy fails ({first_line(error)})") from error
 
