@@ -172,15 +172,6 @@ def test_files_that_are_no_whole_model_are_refused(
     assert nothing_in(cache)
 
 
-def test_tied_embeddings_are_not_missed(tmp_path: Path) -> None:
-    live, path = gguf_files.model(), tmp_path / "tied.gguf"
-    live.config.tie_word_embeddings = True
-    live.tie_weights()
-    gguf_files.write(path, live, Kind.Q8_0)
-    state = load(path, dtype="float32").model.state_dict()
-    assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
-
-
 def test_a_merged_file_is_read(tmp_path: Path) -> None:
     gguf_files.write(tmp_path / "m.gguf", gguf_files.model(), Kind.Q8_0, parts=0)
     load(tmp_path / "m.gguf")

@@ -75,36 +75,6 @@ def test_the_head_projects_only_what_is_needed(picks: bool) -> None:
         torch.testing.assert_close(one.logits, other.logits, rtol=0, atol=1e-5)
 
 
-def test_no_mask_is_larger_than_a_rows_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the tokens that the model computes are those that there are."""
-    model = load(build("gemma3_text"))
-    shapes: list[list[tuple[int, ...] | None]] = []
-    own = PackedPass.update
-
-    def update(self: Any, keys: Tensor, values: Tensor, layer: int, *rest: Any, **more: Any) -> Any:
-        found = own(self, keys, values, layer, *rest, **more)
-        masks = found[0].packed.masks  # type: ignore[attr-defined]
-        shapes.append([None if mask is None else tuple(mask.shape) for mask in masks])
-        return found
-
-    monkeypatch.setattr(PackedPass, "update", update)
-    given: list[Any] = []
-
-    def note(_: Any, _args: Any, kwargs: dict[str, Any]) -> None:
-        masks = kwargs["attention_mask"]
-        given.append((kwargs["input_ids"].shape, {mask.shape for mask in masks.values()}))
-
-    runner = Runner(model)
-    rows = [*started(runner, 40, 12, 5), runner.open(prompt(30))]
-    model.model.model.register_forward_pre_hook(note, with_kwargs=True)
-    shapes.clear()
-    runner.forward(rows, [Draft.chain([5, 6], "test"), EMPTY, EMPTY, EMPTY], [1, 1, 1, 20])
-    one = torch.Size((1, 1, 1, 1))
-    assert given == [((1, 25), {one})]
-    sliding, full = [(1, 1, 3, 10), None, None, (1, 1, 20, 20)], [(1, 1, 3, 42), None, None, None]
-    assert shapes == [sliding, full]
-
-
 def spans(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Widths of the spans of every pass."""
     seen: list[list[int]] = []

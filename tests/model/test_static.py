@@ -128,17 +128,6 @@ def test_kept_prefixes_chats_and_banned_ids() -> None:
     assert answers(packed) == answers(fixed(packed))
 
 
-def test_an_idle_row_gives_its_buffer_to_the_next() -> None:
-    """So that the next request uses the graphs of the one before."""
-    model = fixed(loaded("llama"))
-    engine = Engine(model, drafter="none", max_batch=1)
-    for seed in range(4):
-        engine.generate(prompt(40, seed=seed), max_new_tokens=4)
-        assert len(engine.resources.prefixes) == seed + 1
-        (buffer,) = model.graphs.free.values()
-        assert buffer.capacity == 256
-
-
 @pytest.mark.parametrize("nodes", [31, 62, 63, 79])
 def test_the_widest_passes(nodes: int, shapes: list[tuple[int, int]]) -> None:
     """Their ancestors take the sign bit of an integer, and a second one."""
