@@ -124,7 +124,8 @@ def _seal(folder: Path) -> None:
 def _whole(folder: Path) -> bool:
     """Whether a folder has the weights that were written, and nothing wrote to them since."""
     try:
-        return json.loads((folder / _SEAL).read_text(encoding="utf-8")) == _stamps(folder)
+        sealed = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
+        return bool(sealed == _stamps(folder))
     except (OSError, ValueError):
         return False
 

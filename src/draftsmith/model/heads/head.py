@@ -120,8 +120,8 @@ def check_tensors(head: Head, tensors: Mapping[str, Tensor], source: str) -> Non
     wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     if unknown := sorted(tensors.keys() - wanted.keys()):
         raise UnsupportedError(
-            f"{source}: the tensor {unknown[0].removeprefix('fuse.')!r} is not known, and may "
-            "change what the head computes"
+            f"{source}: the head's tensor {unknown[0].removeprefix('fuse.')!r} is not known, and "
+            "may change what it computes"
         )
     for name, shape in wanted.items():
         found = tuple(tensors[name].shape) if name in tensors else None
