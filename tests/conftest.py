@@ -19,8 +19,6 @@ from architectures import ALL, ONE_OF_EACH_KIND
 from draftsmith import builtin, storage
 from draftsmith.cli import loading
 from draftsmith.drafters import bigrams
-from draftsmith.errors import WriteError
-from draftsmith.model import probe
 from failed_passes import FAILED_PASSES
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # for commands that tests start
@@ -84,15 +82,9 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test drafts with what was tuned in the user's cache folder, leaves there what its models
-    can do, or hears that this is slow."""
+    """No test drafts with what was tuned in the user's cache folder, or hears that this is slow."""
     monkeypatch.setattr(loading, "PATIENCE", 1e6)
-    monkeypatch.setattr(probe, "cache_folder", no_folder)
     monkeypatch.setattr(bigrams, "known_about", lambda *_: None)
-
-
-def no_folder() -> Path:
-    raise WriteError("tests keep nothing")
 
 
 @pytest.fixture
@@ -100,7 +92,6 @@ def kept(forgetful: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """A cache folder of the test's own, in which what was tuned is found again."""
     monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(bigrams, "known_about", storage.known_about)
-    monkeypatch.setattr(probe, "cache_folder", storage.cache_folder)
     return tmp_path / "cache"
 
 

@@ -157,3 +157,16 @@ def default_device(device: str) -> Iterator[None]:
         yield
     finally:
         torch.set_default_device(None)
+
+
+@contextmanager
+def strictly() -> Iterator[None]:
+    """On the simulated device: like MPS, beside a default device that is another than the model's.
+
+    What is made without naming a device lies on the default one.
+    """
+    if REAL:
+        yield
+    else:
+        with like_mps(), default_device("pretend:1"):
+            yield

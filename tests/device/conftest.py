@@ -12,7 +12,7 @@ from pathlib import Path
 import pretended
 import pytest
 import torch
-from both import IDS, MANY, REAL, Both
+from both import IDS, MANY, REAL, Both, strictly
 
 import tiny
 from draftsmith.engine.engine import Engine
@@ -71,10 +71,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def engines(folder: Path, device: str) -> Both:
     """The model of `folder` on both sides."""
-    cpu, there = (
-        Engine.from_pretrained(folder, device=where, drafter="none", prepack=False)
-        for where in ("cpu", device)
-    )
+    with strictly():
+        cpu, there = (
+            Engine.from_pretrained(folder, device=where, drafter="none", prepack=False)
+            for where in ("cpu", device)
+        )
     assert there.model.device == torch.device(device)
     assert there.model.capabilities == cpu.model.capabilities
     return Both(cpu, there)

@@ -10,12 +10,10 @@ import accelerate
 import pytest
 import torch
 from benchmarks import gpu, shared
-from both import IDS, like_mps
+from both import like_mps
 
 import tiny
 from command import call
-from draftsmith.lab.corpus.perplexity import log_likelihoods
-from draftsmith.model.load import load
 
 
 @pytest.fixture
@@ -49,15 +47,6 @@ def test_a_command(files: dict[str, Path], device: str, command: str) -> None:
         ran = call(*COMMANDS[command].format(**files).split(), "--device", device)
     assert ran.exit_code == 0, ran.output
     assert "fail" not in ran.stderr
-
-
-def test_d4_likelihoods_of_a_corpus(device: str) -> None:
-    pieces = [IDS, IDS[:9]]
-    expected = log_likelihoods(load(tiny.model(), tiny.tokenizer()), pieces)
-    with like_mps():
-        there = load(tiny.model().__class__(tiny.model().config).to(device).eval())
-        there.model.load_state_dict(tiny.model().state_dict())
-        assert log_likelihoods(there, pieces) == pytest.approx(expected, rel=1e-5)
 
 
 def test_d4_training(files: dict[str, Path], device: str, monkeypatch: pytest.MonkeyPatch) -> None:

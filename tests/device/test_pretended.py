@@ -1,4 +1,4 @@
-"""That the pretended device computes what the CPU does, and refuses what an accelerator refuses."""
+"""The pretended device refuses what an accelerator refuses, and counts what it waits for."""
 
 from __future__ import annotations
 
@@ -36,14 +36,6 @@ def test_devices_do_not_mix(device: str, mix: str) -> None:
         MIXES[mix](here, other, host)
 
 
-def test_single_numbers_and_indices_may_come_from_the_host(device: str) -> None:
-    x = torch.arange(6, device=device).reshape(2, 3)
-    assert (x + torch.tensor(1)).tolist() == [[1, 2, 3], [4, 5, 6]]
-    assert x[torch.tensor([1])].tolist() == [[3, 4, 5]]
-    x[[0], [1]] = 7
-    assert x[0].tolist() == [0, 7, 2]
-
-
 def test_kernels_and_waits_are_counted(device: str) -> None:
     x = torch.ones(8, 8, device=device)
     with pretended.counted() as seen:
@@ -59,19 +51,6 @@ def test_kernels_and_waits_are_counted(device: str) -> None:
     assert not [name for name in seen.kernels if "view" in name or "slice" in name]
     (x + 1).tolist()
     assert sum(seen.waits.values()) == 4  # nothing is counted any more
-
-
-def test_lists_are_one_kernel_where_they_are_dense(device: str) -> None:
-    def kernels(to: list[torch.Tensor]) -> int:
-        news = [torch.ones(2, 3, device=device) for _ in to]
-        with pretended.counted() as seen:
-            torch._foreach_copy_(to, news)
-        assert all(t.eq(1).all() for t in to)
-        return seen.kernels["aten::_foreach_copy_"]
-
-    whole = torch.zeros(5, 2, 9, device=device)
-    assert kernels([torch.zeros(2, 3, device=device) for _ in range(4)]) == 1
-    assert kernels(list(whole[:4, :, 3:6])) == 4
 
 
 def test_a_capture_forbids_waits_and_pageable_copies(device: str) -> None:
@@ -103,16 +82,13 @@ def test_late_copies_need_their_source(device: str) -> None:
         torch.ones(3).pin_memory().to(device, non_blocking=True).sum()  # its allocator waits
     with pytest.raises(RuntimeError, match="late copy 0 released"), pretended.late_copies():
         torch.ones(3).to(device, non_blocking=True).sum()
+
+    def overwrite(copied: torch.Tensor) -> None:
+        held.add_(1)
+        copied.sum()
+
     with pytest.raises(RuntimeError, match="late copy 0 overwritten"), pretended.late_copies():
-        overwrite(held, held.to(device, non_blocking=True))
-
-
-def overwrite(source: torch.Tensor, copied: torch.Tensor) -> None:
-    source += 1
-    copied.sum()
-
-
-def test_late_copies_are_told_even_if_the_error_was_caught(device: str) -> None:
+        overwrite(held.to(device, non_blocking=True))
     told = pytest.raises(AssertionError, match=r"may read garbage: .*released': 1}")
     with told, pretended.late_copies(), pytest.raises(RuntimeError):
         torch.ones(3).to(device, non_blocking=True).sum()
@@ -138,47 +114,14 @@ def test_float64_can_be_missing(device: str) -> None:
     assert x.double().dtype == torch.float64
 
 
-def test_it_is_found_only_where_it_is_asked_for(device: str) -> None:
-    assert not torch.accelerator.is_available()
-    with pretended.there():
-        assert torch.accelerator.is_available()
-        assert torch.accelerator.current_accelerator(check_available=True) == torch.device(
-            "pretend"
-        )
-        assert torch.accelerator.device_count() == 2
-    assert not torch.accelerator.is_available()
-    assert torch.ones(2).device.type == "cpu"
-    assert torch.device(device).index == 0
-
-
-def test_it_is_built_once_and_kept_outside(device: str, tmp_path: Path) -> None:  # noqa: ARG001
-    path = pretended.built()
-    before = path.stat().st_mtime_ns
-    assert pretended.built() == path
-    assert path.stat().st_mtime_ns == before
-    assert Path(__file__).parents[2] not in path.parents
-    assert torch.__version__ in path.name
-
-
-def test_no_compiler_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(pretended.NoCompiler, match=r"no C\+\+ compiler .*install g\+\+"):
-        pretended.built()
-
-
 @pytest.mark.slow
 def test_no_compiler_is_a_reason_to_skip(tmp_path: Path) -> None:
-    """All tests of the folder say why, and none fails."""
     environment = dict(os.environ, PATH=str(tmp_path))
     environment.pop("CXX", None)
     asked = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", __file__]
     found = subprocess.run(
-        [*asked, "-k", "single_numbers or kernels_and_waits"],
-        env=environment,
-        text=True,
-        capture_output=True,
+        [*asked, "-k", "kernels_and_waits"], env=environment, text=True, capture_output=True
     )
     assert re.search(r"no C\+\+ compiler .*install g\+\+", found.stdout), found.stdout
-    assert "2 skipped" in found.stdout
+    assert "1 skipped" in found.stdout
     assert not found.returncode

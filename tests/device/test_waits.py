@@ -60,19 +60,17 @@ def test_a_greedy_pass_waits_once(device: str, arm: str, rows: int) -> None:
     assert waits.total() == passes
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "gpt2", "phi3"])
-def test_other_architectures_wait_once(device: str, name: str) -> None:
-    """Without experts: transformers waits for each of these itself."""
+@pytest.mark.parametrize(("name", "options", "each"), [
+    *((name, {"drafter": "copyspec(gamma=2)", "budget": 4}, 1)
+      for name in ("gemma3_text", "gpt2", "phi3")),
+    ("llama", {"drafter": "none", "temperature": 0.8, "top_k": 40, "seed": 1}, 2),
+])  # fmt: skip
+def test_other_passes(device: str, name: str, options: dict[str, Any], each: int) -> None:
+    """Architectures without experts, for which transformers waits itself; and a sample, which is
+    drawn on the device, and which the host follows."""
     found = Engine.from_pretrained(on(device, build(name, eos_token_id=None)))
-    passes, waits = per_pass(found, IDS, drafter="copyspec(gamma=2)", budget=4)
-    assert waits.total() == passes
-
-
-def test_a_sampled_pass_waits_once_more_for_each_token(device: str) -> None:
-    """The walk draws on the device, and the host follows it."""
-    options = {"temperature": 0.8, "top_k": 40, "seed": 1}
-    passes, waits = per_pass(engine(device, 2), IDS, drafter="none", **options)
-    assert waits.total() == 2 * passes
+    passes, waits = per_pass(found, IDS, **options)
+    assert waits.total() == each * passes
 
 
 def test_banned_ids_wait_no_longer(device: str) -> None:

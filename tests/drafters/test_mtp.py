@@ -64,7 +64,7 @@ def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "odd" / "model.safetensors"
     for extra, match in (
         ({"model.mtp_layers.0.input_proj.weight": torch.ones(64, 64)}, "'project.weight' .*64, 64"),
-        ({"model.mtp_layers.0.gate.weight": torch.ones(3)}, "'block.gate.weight' of its head"),
+        ({"model.mtp_layers.0.gate.weight": torch.ones(3)}, "head's tensor 'block.gate.weight'"),
     ):
         save_file(load_file(file) | module.tensors() | extra, file, metadata={"format": "pt"})
         with pytest.raises((LoadError, UnsupportedError), match=match):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from torch.overrides import TorchFunctionMode
 
 from architectures import build, prompt
 from draftsmith.core.draft import EMPTY, Draft
@@ -102,20 +101,6 @@ def test_the_kernel_attends_to_what_it_is_told(
             np.testing.assert_allclose(together[i], case.expected(i), rtol=2e-5, atol=2e-5)
             assert np.array_equal(case.attention([i])[0], together[i])
         assert np.array_equal(case.attention([7, 2, 5]), together[[7, 2, 5]])
-
-
-def test_slots_that_nobody_sees_change_nothing() -> None:
-    """Siblings in a tree lie between the slots of a path: along a chain these are neighbours."""
-    case = Case(1, (4, 2), (16, 16))
-    tree = case.attention([8])
-    high = int(case.highs[8])
-    for path, keys in enumerate(case.further[8]):
-        case.values[:, high + path] = case.values[:, keys]
-        case.keys[:, :, high + path] = case.keys[:, :, keys]
-    case.highs[8], case.further[8] = high + len(case.further[8]), []
-    case.keys[:, :, : case.lows[8]] = np.nan
-    case.keys[:, :, case.highs[8] :] = np.nan
-    assert np.array_equal(case.attention([8]), tree)
 
 
 def test_what_overflows_is_not_hidden() -> None:
@@ -244,24 +229,12 @@ def test_products_of_many_rows_are_computed_in_pieces(monkeypatch: pytest.Monkey
     assert accepted
 
 
-@pytest.mark.parametrize("shape", [(1, 21, 6), (21, 6), (1, 8, 6)])
-def test_pieces_give_the_same_product(shape: tuple[int, ...]) -> None:
-    x, weight, bias = torch.randn(shape), torch.randn(4, 6), torch.randn(4)
-    rows = []
-
-    class Rows(TorchFunctionMode):
-        def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is linear:
-                rows.append(args[0].shape[-2])
-            return func(*args, **(kwargs or {}))
-
-    with Rows(), Pieces(8):
-        found = linear(x, weight, bias=bias)
-    assert torch.allclose(found, x @ weight.T + bias, atol=1e-5)
-    assert rows == ([8, 8, 5] if 21 in shape else [shape[-2]])
-    if len(shape) == 2:
-        with Pieces(8):
-            assert torch.allclose(torch.addmm(bias, x, weight.T), found, atol=1e-5)
+def test_pieces_give_the_same_product() -> None:
+    x, weight, bias = torch.randn(1, 21, 6), torch.randn(4, 6), torch.randn(4)
+    expected = x @ weight.T + bias
+    with Pieces(8):
+        torch.testing.assert_close(linear(x, weight, bias=bias), expected)
+        torch.testing.assert_close(torch.addmm(bias, x[0], weight.T), expected[0])
 
 
 def prompts(count: int) -> list[list[int]]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from architectures import build, prompt
-from draftsmith.core.draft import EMPTY, Draft
+from architectures import prompt
+from draftsmith.core.draft import Draft
 from draftsmith.model.forward import cache_name
 from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
@@ -55,16 +55,3 @@ def test_n1_the_cache_goes_by_the_name_in_the_signature(name: str | None) -> Non
     runner.prefill(row)
     draft = Draft((5, 6, 7), (-1, -1, 0), ("test",) * 3)
     check_logits(model, ids, draft, runner.forward([row], [draft])[0].logits)
-
-
-@pytest.mark.parametrize("architecture", ["llama", "mamba", "mamba2", "falcon_h1"])
-def test_n1_no_pass_uses_an_old_name(architecture: str) -> None:
-    """Warnings are errors here, so a deprecated name would raise."""
-    runner, ids = Runner(load(build(architecture))), prompt(9)
-    row = runner.open(ids)
-    runner.prefill(row)
-    chain = runner.loaded.capabilities.shape != "plain"
-    draft = Draft.chain([5, 6], "test") if chain else EMPTY
-    assert runner.forward([row], [draft])[0].logits.isfinite().all()
-    runner.commit([row], [[]], [[7]])
-    assert runner.forward([row], [EMPTY])[0].logits.isfinite().all()

@@ -7,6 +7,7 @@ import random
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,8 +41,8 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def no_leftovers(cache: Path) -> bool:
-    return not cache.exists() or not [p for p in cache.iterdir() if p.name.startswith(".")]
+def nothing_in(cache: Path) -> bool:
+    return not cache.exists() or not list(cache.iterdir())
 
 
 @pytest.mark.parametrize("kind", WIDTHS, ids=lambda kind: kind.name)
@@ -53,7 +54,7 @@ def test_weights_are_what_gguf_dequantizes(kind: Kind, tmp_path: Path, cache: Pa
     assert state.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(state[name], value), name
-    assert no_leftovers(cache)
+    assert [p.name[:2] for p in cache.iterdir()] == ["m-"]
 
 
 def test_answers_tokens_and_template_are_those_of_the_file(file: Path) -> None:
@@ -70,25 +71,10 @@ def test_answers_tokens_and_template_are_those_of_the_file(file: Path) -> None:
     assert engine.model.name == str(file)
 
 
-def test_a_file_is_converted_once_and_summed_where_it_was_written(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_converted_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ours.converted(file)
     monkeypatch.setattr(ours, "_read", lambda *_: pytest.fail("converted again"))
     assert ours.converted(file) == folder
-    summed: list[str] = []
-    real = ours._sha256
-    monkeypatch.setattr(ours, "_sha256", lambda path: summed.append(path.name) or real(path))
-    ours.converted(file)
-    assert summed == [file.name]
-    (folder / "model.safetensors").touch()
-    ours.converted(file)
-    ours.converted(file)
-    assert summed == [file.name, file.name, "model.safetensors", file.name]
-    (folder / "checked.json").write_bytes(b"\xff")
-    summed.clear()
-    assert ours._whole(folder)
-    assert summed == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "unsealed"])
@@ -106,57 +92,41 @@ def test_a_damaged_copy_is_made_anew(file: Path, damage: str) -> None:
     assert weights.read_bytes() == good
 
 
-def spoiled(file: Path, change: Any) -> Path:
-    content = bytearray(file.read_bytes())
-    changed = change(content)
-    file.write_bytes(content if changed is None else changed)
-    return file
+def in_first_tensor(content: bytes, offset: int, value: bytes) -> bytes:
+    """Write a value after the name of the first tensor: its size at 4, its type at 20."""
+    at = content.index(b"token_embd.weight") + len("token_embd.weight") + offset
+    return content[:at] + value + content[at + len(value) :]
 
 
-def claim(content: bytearray, tensors: int) -> None:
-    content[8:16] = struct.pack("<Q", tensors)
+KEY = b"general.endless"
+ENDLESS = struct.pack("<QQ", 1, len(KEY)) + KEY + struct.pack("<IIQ", 9, 0, 1 << 60)
+"""A header with one value, an array of 2^60 elements."""
+HUGE, UNKNOWN = struct.pack("<Q", 10**11 // 32 * 32), struct.pack("<I", 250)
 
 
-def huge_tensor(content: bytearray) -> None:
-    """The first tensor announces a hundred gigabytes."""
-    at = content.index(b"token_embd.weight") + len("token_embd.weight") + 4
-    content[at : at + 8] = struct.pack("<Q", 10**11 // 32 * 32)
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "half": (lambda c: c[: len(c) // 2], "is cut off"),
+    "header": (lambda c: c[:100], "cut off or damaged"),
+    "two bytes": (lambda c: c[:2], "not a GGUF file"),
+    "empty": (lambda _: b"", "not a GGUF file"),
+    "magic": (lambda c: b"GGML" + c[4:], "not a GGUF file"),
+    "version": (lambda c: c[:4] + b"\x09\0\0\0" + c[8:], "GGUF version 9"),
+    "many tensors": (lambda c: c[:8] + struct.pack("<Q", 1 << 60) + c[16:], "cut off or damaged"),
+    "100 GB": (lambda c: in_first_tensor(c, 4, HUGE), "is cut off"),
+    "quantization": (
+        lambda c: in_first_tensor(c, 20, UNKNOWN), r"250\)? is not a valid GGMLQuantizationType"
+    ),
+    "endless array": (lambda c: c[:16] + ENDLESS, "damaged: it announces an array of 1,152,9"),
+}  # fmt: skip
 
 
-def unknown_type(content: bytearray) -> None:
-    at = content.index(b"token_embd.weight") + len("token_embd.weight") + 4 + 16
-    content[at : at + 4] = struct.pack("<I", 250)
-
-
-def endless_array(content: bytearray) -> bytes:
-    key = b"general.endless"
-    value = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 0, 1 << 60)
-    return bytes(content[:16]) + struct.pack("<Q", 1) + value
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        pytest.param(lambda c: c[: len(c) // 2], "is cut off", id="half"),
-        pytest.param(lambda c: c[:100], "cut off or damaged", id="header"),
-        pytest.param(lambda c: c[:2], "not a GGUF file", id="two bytes"),
-        pytest.param(lambda _: b"", "not a GGUF file", id="empty"),
-        pytest.param(lambda c: b"GGML" + c[4:], "not a GGUF file", id="magic"),
-        pytest.param(lambda c: c[:4] + b"\x09\0\0\0" + c[8:], "GGUF version 9", id="version"),
-        pytest.param(lambda c: claim(c, 1 << 60), "cut off or damaged", id="many tensors"),
-        pytest.param(huge_tensor, "is cut off", id="100 GB"),
-        pytest.param(
-            unknown_type, r"250\)? is not a valid GGMLQuantizationType", id="quantization"
-        ),
-        pytest.param(
-            endless_array, "damaged: it announces an array of 1,152,9", id="endless array"
-        ),
-    ],
-)
-def test_damaged_files_are_refused(file: Path, change: Any, words: str, cache: Path) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_are_refused(file: Path, damage: str, cache: Path) -> None:
+    change, words = DAMAGES[damage]
+    file.write_bytes(change(file.read_bytes()))
     with pytest.raises(LoadError, match=words):
-        load(spoiled(file, change))
-    assert not cache.exists() or not list(cache.iterdir())
+        load(file)
+    assert nothing_in(cache)
 
 
 def test_g1_no_header_breaks_the_reader(file: Path) -> None:
@@ -186,42 +156,25 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path / "nothing.gguf")
 
 
-def test_an_architecture_that_transformers_cannot_read(tmp_path: Path, cache: Path) -> None:
-    path = tmp_path / "other.gguf"
-    gguf_files.write(path, gguf_files.model(), Kind.F16, architecture="rwkv6")
-    with pytest.raises(LoadError, match=r"cannot read other\.gguf \(architecture rwkv6\)"):
-        load(path)
-    assert no_leftovers(cache)
-
-
-@pytest.mark.parametrize(("without", "count"), [("layers.1.", 9), ("model.norm.weight", 1)])
-def test_a_file_that_lacks_tensors_is_refused(
-    without: str, count: int, tmp_path: Path, cache: Path
+@pytest.mark.parametrize(("options", "words"), [
+    ({"architecture": "rwkv6"}, r"cannot read other\.gguf \(architecture rwkv6\)"),
+    ({"without": "layers.1."}, r"other\.gguf lacks 9 of .* \(model\.\S+ first\)"),
+    ({"without": "model.norm.weight"}, r"other\.gguf lacks 1 of .* \(model\.\S+ first\)"),
+    ({"parts": 3}, r"one of 3 parts .* llama-gguf-split --merge"),
+])  # fmt: skip
+def test_files_that_are_no_whole_model_are_refused(
+    options: dict[str, Any], words: str, tmp_path: Path, cache: Path
 ) -> None:
-    path = tmp_path / "part.gguf"
-    gguf_files.write(path, gguf_files.model(), Kind.Q8_0, without=without)
-    with pytest.raises(LoadError, match=rf"part\.gguf lacks {count} of .* \(model\.\S+ first\)"):
+    path = tmp_path / "other.gguf"
+    gguf_files.write(path, gguf_files.model(), Kind.Q8_0, **options)
+    with pytest.raises(LoadError, match=words):
         load(path)
-    assert not list(cache.iterdir())
+    assert nothing_in(cache)
 
 
-def test_tied_embeddings_are_not_missed(tmp_path: Path) -> None:
-    live, path = gguf_files.model(), tmp_path / "tied.gguf"
-    live.config.tie_word_embeddings = True
-    live.tie_weights()
-    gguf_files.write(path, live, Kind.Q8_0)
-    state = load(path, dtype="float32").model.state_dict()
-    assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
-
-
-def test_a_part_of_a_split_file_is_to_be_merged_first(tmp_path: Path, cache: Path) -> None:
-    path = tmp_path / "tiny-00001-of-00003.gguf"
-    gguf_files.write(path, gguf_files.model(), Kind.Q8_0, parts=3)
-    with pytest.raises(LoadError, match=r"one of 3 parts .* llama-gguf-split --merge"):
-        load(path)
-    assert not cache.exists()
-    gguf_files.write(path, gguf_files.model(), Kind.Q8_0, parts=0)  # as merging leaves it
-    load(path)
+def test_a_merged_file_is_read(tmp_path: Path) -> None:
+    gguf_files.write(tmp_path / "m.gguf", gguf_files.model(), Kind.Q8_0, parts=0)
+    load(tmp_path / "m.gguf")
 
 
 def test_a_cache_folder_that_cannot_be_written(
@@ -239,25 +192,20 @@ def test_without_a_home_folder_it_is_told_what_to_set(file: Path) -> None:
         load(file)
 
 
-def test_too_little_room_is_told_with_figures(
-    file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ours.shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
-    with pytest.raises(WriteError, match=r"needs 0\.\d MB in .*, where 0\.1 MB are free"):
-        load(file)
-    assert no_leftovers(cache)
-
-
-def test_a_full_disk_leaves_nothing(
+def test_a_disk_that_is_full_or_will_be_keeps_nothing(
     file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: Path) -> None:
         raise OSError(28, "No space left on device")
 
+    with monkeypatch.context() as patch:
+        patch.setattr(ours.shutil, "disk_usage", lambda _: SimpleNamespace(free=100_000))
+        with pytest.raises(WriteError, match=r"needs 0\.\d MB in .*, where 0\.1 MB are free"):
+            load(file)
     monkeypatch.setattr(ours, "_seal", full)
     with pytest.raises(WriteError, match="No space left on device"):
         load(file)
-    assert list(cache.iterdir()) == []
+    assert nothing_in(cache)
 
 
 def test_smollm2_is_the_registrys_package_or_the_hubs_model(

@@ -90,6 +90,22 @@ GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24}
 GEMMA_VALUES = {"attention.key_length": 32, "attention.value_length": 32,
                 "attention.sliding_window": 24}  # fmt: skip
 
+NEUTRAL = {
+    "logit_scale": 1.0,
+    "residual_scale": 0.0,
+    "attention.causal": True,
+    "expert_count": 0,
+    "pooling_type": 1,
+    "tensor_data_layout": "Meta AI original pth",
+    "attention.key_length": 16,
+    "attention.value_length": 16,
+    "rope.dimension_count": 16,
+    "rope.scaling.original_context_length": CONTEXT,
+    "rope.scaling.attn_factor": 1.0,
+    "general.quantized_by": "somebody",
+    "tokenizer.ggml.fim_pre_token_id": 7,
+}
+
 READ: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "rotary base": ("llama", {"rope_theta": 5e5}, {"rope.freq_base": 5e5}, {}),
     "rope_freqs": ("llama", {"rope_scaling": LLAMA3}, {}, {"rope_freqs.weight": llama3_factors()}),
@@ -168,6 +184,7 @@ READ: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"rope.dimension_count": 16, "attention.sliding_window": 24},
         {},
     ),
+    "values without effect": ("llama", {}, NEUTRAL, {}),
     "window beyond the context": ("llama", {}, {"attention.sliding_window": CONTEXT}, {}),
     "attention biases": ("llama", {"attention_bias": True}, {}, {}),
     "biases everywhere": ("llama", {"attention_bias": True, "mlp_bias": True}, {}, {}),
@@ -290,30 +307,6 @@ def test_g1_without_its_number_of_key_heads_a_llama_is_refused(tmp_path: Path) -
     path = written(tmp_path, model(num_key_value_heads=4), values=values)
     with pytest.raises(LoadError, match=r"lacks llama\.attention\.head_count_kv"):
         load(path)
-
-
-NEUTRAL = {
-    "logit_scale": 1.0,
-    "residual_scale": 0.0,
-    "attention.causal": True,
-    "expert_count": 0,
-    "pooling_type": 1,
-    "tensor_data_layout": "Meta AI original pth",
-    "attention.key_length": 16,
-    "attention.value_length": 16,
-    "rope.dimension_count": 16,
-    "rope.scaling.original_context_length": CONTEXT,
-    "rope.scaling.attn_factor": 1.0,
-    "general.quantized_by": "somebody",
-    "tokenizer.ggml.fim_pre_token_id": 7,
-}
-
-
-def test_g1_values_without_effect_are_no_reason(tmp_path: Path) -> None:
-    live = model()
-    path = written(tmp_path, live, values=NEUTRAL)
-    state = load(path, dtype="float32").model.state_dict()
-    assert all(torch.equal(state[name], value) for name, value in live.state_dict().items())
 
 
 @pytest.mark.parametrize(("name", "value", "said"), [

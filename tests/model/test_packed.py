@@ -13,16 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures import VOCAB, build, prompt
+from architectures import build, prompt
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.masks import Span
-from draftsmith.model.packed import PackedPass, _mask
+from draftsmith.model.packed import PackedPass
 from draftsmith.model.runner import Runner
-from replica import accept, check_cache, check_step, fresh, loaded, path_to, random_draft
-
-FAMILIES = ["llama", "qwen3", "gemma3_text", "gemma3n_text", "gpt2", "qwen2_moe", "mixtral"]
+from replica import (
+    accept,
+    check_step,
+    loaded,
+    random_draft,
+)
 
 
 def packing(name: str) -> LoadedModel:
@@ -30,89 +32,6 @@ def packing(name: str) -> LoadedModel:
     if not model.capabilities.packed:
         pytest.skip("; ".join(model.capabilities.reasons))
     return model
-
-
-class Mixture:
-    """Rows of random lengths that do something else in every pass: trees, chains, chunks, plain."""
-
-    def __init__(self, model: LoadedModel, seed: int, rewinds: bool = True) -> None:
-        self.rng = random.Random(seed)
-        self.runner = Runner(model, rewinds=rewinds)
-        lengths = [1, 2, *(self.rng.randint(3, 60) for _ in range(4))]
-        self.ids = [prompt(n, seed=seed + i) for i, n in enumerate(lengths)]
-        self.rows = [self.runner.open(ids) for ids in self.ids]
-
-    def step(self) -> list[tuple[list[int], Draft, Tensor]]:
-        """One pass; the ids, the draft and the logits of each row that gave some."""
-        places = self.rng.sample(range(len(self.rows)), self.rng.randint(1, len(self.rows)))
-        rows, drafts, take = [self.rows[i] for i in places], [], []
-        for row in rows:
-            take.append(self.rng.randint(1, len(row.pending)))
-            whole = take[-1] == len(row.pending)
-            shape = self.rng.choice(["tree", "chain", "plain"])
-            drafts.append(random_draft(self.rng, shape if whole else "plain"))
-        outputs = self.runner.forward(rows, drafts, take)
-        found, paths, tokens = [], [], []
-        for place, row, draft, output in zip(places, rows, drafts, outputs, strict=True):
-            path, emitted = accept(self.rng, draft) if not row.is_chunk else ([], [])
-            if row.is_chunk:
-                assert output.logits.shape == (0, VOCAB)
-            else:
-                found.append((self.ids[place], draft, output.logits))
-            self.ids[place] = self.ids[place] + emitted
-            paths.append(path)
-            tokens.append(emitted)
-        self.runner.commit(rows, paths, tokens)
-        return found
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_row_is_as_it_is_alone(name: str, seed: int) -> None:
-    """In float64 to its rounding, whatever shares the pass."""
-    packing(name)
-    live = build(name).double()
-    if hasattr(live, "set_experts_implementation"):
-        live.set_experts_implementation("eager")  # the other one knows no float64
-    model = load(live)
-    assert model.capabilities.packed
-    mixture, compared = Mixture(model, seed), 0
-    for _ in range(12):
-        for ids, draft, logits in mixture.step():
-            for node in range(-1, len(draft)):
-                alone = fresh(model.model, ids + [draft.tokens[i] for i in path_to(draft, node)])
-                assert (logits[1 + node] - alone).norm() <= 1e-10 * alone.norm()
-                compared += 1
-    assert compared > 60
-    for row, ids in zip(mixture.rows, mixture.ids, strict=True):
-        check_cache(mixture.runner, row, ids)
-
-
-@pytest.mark.parametrize("name", ["gemma2", "gemma3_text", "gemma3n_text", "mistral"])
-def test_rows_that_forget_what_their_windows_left_behind(name: str) -> None:
-    mixture = Mixture(packing(name), seed=5, rewinds=False)
-    for _ in range(25):
-        for ids, draft, logits in mixture.step():
-            for node in range(-1, len(draft)):
-                path = ids + [draft.tokens[i] for i in path_to(draft, node)]
-                alone = fresh(mixture.runner.loaded.model, path)
-                torch.testing.assert_close(logits[1 + node], alone, rtol=0, atol=1e-5)
-        for row, ids in zip(mixture.rows, mixture.ids, strict=True):
-            check_cache(mixture.runner, row, ids)
-
-
-def test_positions_computed_per_batch_are_found_out() -> None:
-    """A model that takes a pass's first position for its lowest: wrong for rows side by side."""
-    model = build("llama")
-
-    def clamp(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        given = kwargs["position_ids"]
-        return args, kwargs | {"position_ids": given.clamp_min(given[:, :1])}
-
-    model.model.register_forward_pre_hook(clamp, with_kwargs=True)
-    found = load(model).capabilities
-    assert found.shape == "chain"
-    assert found.reasons[-1].startswith("trees and shared passes: logits differ")
 
 
 # --- what is computed -----------------------------------------------------------------------------
@@ -154,36 +73,6 @@ def test_the_head_projects_only_what_is_needed(picks: bool) -> None:
     assert seen == ([5, 5, 1] if picks else [45, 5, 1])
     for one, other in zip(outputs, turned[::-1], strict=True):
         torch.testing.assert_close(one.logits, other.logits, rtol=0, atol=1e-5)
-
-
-def test_no_mask_is_larger_than_a_rows_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the tokens that the model computes are those that there are."""
-    model = load(build("gemma3_text"))
-    shapes: list[list[tuple[int, ...] | None]] = []
-    own = PackedPass.update
-
-    def update(self: Any, keys: Tensor, values: Tensor, layer: int, *rest: Any, **more: Any) -> Any:
-        found = own(self, keys, values, layer, *rest, **more)
-        masks = found[0].packed.masks  # type: ignore[attr-defined]
-        shapes.append([None if mask is None else tuple(mask.shape) for mask in masks])
-        return found
-
-    monkeypatch.setattr(PackedPass, "update", update)
-    given: list[Any] = []
-
-    def note(_: Any, _args: Any, kwargs: dict[str, Any]) -> None:
-        masks = kwargs["attention_mask"]
-        given.append((kwargs["input_ids"].shape, {mask.shape for mask in masks.values()}))
-
-    runner = Runner(model)
-    rows = [*started(runner, 40, 12, 5), runner.open(prompt(30))]
-    model.model.model.register_forward_pre_hook(note, with_kwargs=True)
-    shapes.clear()
-    runner.forward(rows, [Draft.chain([5, 6], "test"), EMPTY, EMPTY, EMPTY], [1, 1, 1, 20])
-    one = torch.Size((1, 1, 1, 1))
-    assert given == [((1, 25), {one})]
-    sliding, full = [(1, 1, 3, 10), None, None, (1, 1, 20, 20)], [(1, 1, 3, 42), None, None, None]
-    assert shapes == [sliding, full]
 
 
 def spans(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
@@ -273,11 +162,3 @@ def test_rows_of_very_different_lengths_take_what_they_need() -> None:
         runner.commit(rows, [path for path, _ in accepted], [new for _, new in accepted])
         tokens = sum(len(row.ids) + len(row.pending) for row in rows)
         assert memory.held() <= position * (1.1 * tokens + 64 * len(rows))
-
-
-def test_only_chunks_that_attend_in_blocks_are_given_a_mask() -> None:
-    """A prompt that goes in one pass would need one as large as its square."""
-    cpu = torch.device("cpu")
-    assert [_mask(Span(0, width), 0, None, cpu) is None for width in (128, 512, 1024, 5000)] == [
-        True, False, False, True,
-    ]  # fmt: skip

@@ -84,25 +84,20 @@ def test_what_is_no_plain_layer_is_left_alone() -> None:
     assert "float64 has no packed layout" in done.left_alone
 
 
-def test_an_operation_that_computes_otherwise_is_not_taken(
+def test_operations_that_differ_or_are_missing_are_not_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    packed_or_skip(layer(torch.float32))
-    honest = module._multiply
-    monkeypatch.setattr(module, "_multiply", lambda x, w, b: honest(x, w, b) * 1.001)
-    done = prepack(layer(torch.float32), keep=True)
-    assert not done.replaced
-    assert any("results would differ" in reason for reason in done.left_alone)
-
-
-def test_a_torch_without_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: Tensor) -> Tensor:
         raise AttributeError("'_OpNamespace' 'mkldnn' object has no attribute")
 
-    monkeypatch.setattr(module, "_lay_out", missing)
-    done = prepack(layer(torch.float32), keep=True)
-    assert not done.replaced
-    assert REFUSED in done.explain()
+    packed_or_skip(layer(torch.float32))
+    honest = module._multiply
+    monkeypatch.setattr(module, "_multiply", lambda x, w, b: honest(x, w, b) * 1.001)
+    for words in ("results would differ", REFUSED):
+        done = prepack(layer(torch.float32), keep=True)
+        assert not done.replaced
+        assert words in done.explain()
+        monkeypatch.setattr(module, "_lay_out", missing)
 
 
 def test_other_types_and_autocast_fall_back_to_the_plain_product() -> None:
@@ -220,7 +215,7 @@ def test_a_kept_group_follows_what_is_assigned(assigned: str, bias: bool) -> Non
 
 
 @pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize("made", [Neighbours, lambda: layer(torch.float32)])
+@pytest.mark.parametrize("made", [Neighbours, lambda: layer(torch.float32, bias=False)])
 def test_weights_that_were_given_up_are_not_replaced_unheeded(made: Any, assign: bool) -> None:
     model = made().requires_grad_(False)
     state = copy.deepcopy(model.state_dict())
@@ -230,6 +225,8 @@ def test_weights_that_were_given_up_are_not_replaced_unheeded(made: Any, assign:
     packed = next(one for one in model.modules() if isinstance(one, PackedLinear))
     with pytest.raises(UnsupportedError, match="prepack=False"):
         packed.weight = nn.Parameter(torch.zeros_like(packed.dense()))
+    with pytest.raises(UnsupportedError, match="bias"):
+        packed.bias = None if packed.bias is not None else nn.Parameter(torch.zeros(80))
 
 
 def test_what_is_loaded_beside_weights_that_were_given_up_is_taken() -> None:
@@ -239,14 +236,6 @@ def test_what_is_loaded_beside_weights_that_were_given_up_is_taken() -> None:
     model.load_state_dict({"1.weight": norm, "0.bias": bias}, strict=False)
     assert torch.equal(model[1].weight, norm)
     torch.testing.assert_close(model[0](torch.zeros(1, 64))[0], bias)
-
-
-def test_a_layer_that_is_laid_out_keeps_its_bias_or_goes_without() -> None:
-    for bias in (True, False):
-        model = nn.Sequential(nn.Linear(64, 64, bias=bias)).requires_grad_(False)
-        packed_or_skip(model)
-        with pytest.raises(UnsupportedError, match="bias"):
-            model[0].bias = None if bias else nn.Parameter(torch.zeros(64))
 
 
 def test_a_neighbour_that_differs_leaves_the_others_alone() -> None:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import peft
@@ -85,12 +86,20 @@ def test_the_user_may_choose_another_attention_between_our_passes() -> None:
 
 
 @contextmanager
-def hasty_threads() -> Iterator[None]:
-    before = sys.getswitchinterval()
+def beside(*targets: Callable[[], None]) -> Iterator[None]:
+    """Run functions in threads that are switched often, and wait for them at the end."""
+    threads, before = (
+        [threading.Thread(target=target) for target in targets],
+        sys.getswitchinterval(),
+    )
     sys.setswitchinterval(1e-5)
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
+        for thread in threads:
+            thread.join()
         sys.setswitchinterval(before)
 
 
@@ -114,16 +123,11 @@ def test_plain_forwards_in_other_threads_stay_plain(name: str) -> None:
             if own_name(config) != "eager":
                 wrong.append("the setting")
 
-    threads = [threading.Thread(target=plain) for _ in range(2)]
-    with hasty_threads():
-        for thread in threads:
-            thread.start()
+    with beside(plain, plain):
         try:
             answers = [generate() for _ in range(3)]
         finally:
             stop.set()
-            for thread in threads:
-                thread.join()
     assert calls[0] > 10
     assert not wrong
     assert model.config is config
@@ -155,12 +159,8 @@ def test_runners_in_several_threads_record_their_own() -> None:
             if not all(map(torch.equal, tapped(seed), expected[seed])):
                 wrong.append(seed)
 
-    threads = [threading.Thread(target=repeat, args=(seed,)) for seed in range(3)]
-    with hasty_threads():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with beside(*(partial(repeat, seed) for seed in range(3))):
+        pass
     assert not wrong
 
 

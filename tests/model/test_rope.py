@@ -13,7 +13,6 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.engine.engine import Engine
 from draftsmith.model.forward import cache_name
 from draftsmith.model.load import load
-from draftsmith.model.rope import rope_boundary
 from draftsmith.model.runner import Runner
 from replica import check_logits, fresh
 
@@ -32,16 +31,6 @@ def longrope() -> Any:
 def dynamic() -> Any:
     scaling = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
     return build("llama", max_position_embeddings=BOUNDARY, rope_scaling=scaling)
-
-
-def test_boundaries_of_configs() -> None:
-    long, grown = rope_boundary(longrope().config), rope_boundary(dynamic().config)
-    assert long is not None
-    assert grown is not None
-    assert (long.position, long.grows) == (BOUNDARY, False)
-    assert (grown.position, grown.grows) == (BOUNDARY, True)
-    assert rope_boundary(build("llama").config) is None
-    assert rope_boundary(build("gpt2").config) is None
 
 
 def test_longrope_drafts_stop_at_the_boundary() -> None:

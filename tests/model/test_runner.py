@@ -4,53 +4,129 @@ from __future__ import annotations
 
 import contextlib
 import random
+from typing import Any
 
 import pytest
+from torch import Tensor
 
-from architectures import ALL, CHAINS, CONTEXT, RECURRENT, TREES, prompt
+from architectures import ALL, CHAINS, CONTEXT, RECURRENT, TREES, VOCAB, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.errors import DrafterError, OptionError, PromptError
+from draftsmith.model.load import load
+from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
 from replica import (
     accept,
     check_cache,
     check_logits,
-    check_step,
+    contents,
     fresh,
     loaded,
+    path_to,
     random_draft,
 )
 
-
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_the_implementation_it_came_with_does_not_matter(name: str, attention: str) -> None:
-    model = loaded(name, attention)
-    runner, rng, ids = Runner(model), random.Random(1), prompt(14)
-    assert model.capabilities.shape == "tree"
-    row = runner.open(ids)
-    runner.prefill(row)
-    draft = random_draft(rng, "tree", most=9)
-    check_logits(model.model, ids, draft, runner.forward([row], [draft])[0].logits)
+DRAFTS = {"tree": ["tree", "chain", "plain"], "chain": ["chain", "plain"], "plain": ["plain"]}
+"""What a target of each shape verifies."""
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_ragged_rows_that_join_and_leave(name: str) -> None:
-    model = loaded(name)
-    runner, rng = Runner(model), random.Random(name)
-    ids = {i: prompt(n, seed=i) for i, n in enumerate((5, 14, 9))}
-    rows = {}
-    for step in range(6):
-        if step in (0, 1, 2):
-            rows[step] = runner.open(ids[step])
-            runner.prefill(rows[step])
-        if step == 4:
-            runner.close(rows.pop(0))
-        here = list(rows)
-        rng.shuffle(here)
-        shapes = {i: runner.shape if runner.room(rows[i]) else "plain" for i in here}
-        drafts = {i: random_draft(rng, shape) for i, shape in shapes.items()}
-        check_step(runner, rng, rows, ids, drafts)
+class Mixture:
+    """Rows of random lengths that do something else in every pass: trees, chains, chunks, plain.
+
+    Now and then a row leaves, and another joins.
+    """
+
+    def __init__(self, model: LoadedModel, seed: int, rewinds: bool = True) -> None:
+        self.rng = random.Random(seed)
+        self.runner = Runner(model, rewinds=rewinds)
+        lengths = [1, 2, *(self.rng.randint(3, 60) for _ in range(4))]
+        self.ids = [prompt(n, seed=seed + i) for i, n in enumerate(lengths)]
+        self.rows = [self.runner.open(ids) for ids in self.ids]
+
+    def step(self) -> list[tuple[list[int], Draft, Tensor]]:
+        """One pass; the ids, the draft and the logits of each row that gave some."""
+        if self.rng.random() < 0.2:
+            place = self.rng.randrange(len(self.rows))
+            self.runner.close(self.rows[place])
+            self.ids[place] = prompt(self.rng.randint(1, 20), seed=len(self.ids[place]))
+            self.rows[place] = self.runner.open(self.ids[place])
+        places = self.rng.sample(range(len(self.rows)), self.rng.randint(1, len(self.rows)))
+        rows, drafts, take = [self.rows[i] for i in places], [], []
+        for row in rows:
+            least = 1 if self.runner.splits(row) else len(row.pending)
+            take.append(self.rng.randint(least, len(row.pending)))
+            drafted = take[-1] == len(row.pending) and self.runner.room(row) > 0
+            shape = self.rng.choice(DRAFTS[self.runner.shape])
+            drafts.append(random_draft(self.rng, shape if drafted else "plain"))
+        outputs = self.runner.forward(rows, drafts, take)
+        found, paths, tokens = [], [], []
+        for place, row, draft, output in zip(places, rows, drafts, outputs, strict=True):
+            path, emitted = accept(self.rng, draft) if not row.is_chunk else ([], [])
+            if row.is_chunk:
+                assert output.logits.shape == (0, VOCAB)
+            else:
+                found.append((self.ids[place], draft, output.logits))
+            self.ids[place] = self.ids[place] + emitted
+            paths.append(path)
+            tokens.append(emitted)
+        self.runner.commit(rows, paths, tokens)
+        return found
+
+
+SLIDING: dict[str, dict[str, Any]] = {
+    "mistral": {},
+    "starcoder2": {},
+    "mixtral": {"sliding_window": 8},
+    "phi3": {"sliding_window": 8},
+    "qwen2": {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+    "gemma2": {},
+    "gemma3_text": {},
+    "gemma3n_text": {},
+    "cohere2": {},
+    "gpt_oss": {},
+}
+"""One kind of layer, two kinds, capped scores, sinks."""
+CASES = [(name, SLIDING.get(name, {}), True) for name in ALL]
+CASES += [(name, options, False) for name, options in SLIDING.items()]
+
+
+@pytest.mark.parametrize(("name", "options", "rewinds"), CASES)
+def test_rows_that_join_and_leave(name: str, options: dict[str, Any], rewinds: bool) -> None:
+    """Without `rewinds`, layers with a window drop what it has left."""
+    model = load(build(name, **options))
+    mixture, dropped = Mixture(model, seed=5, rewinds=rewinds), 0
+    for _ in range(20):
+        for ids, draft, logits in mixture.step():
+            check_logits(model.model, ids, draft, logits)
+        for row, ids in zip(mixture.rows, mixture.ids, strict=True):
+            check_cache(mixture.runner, row, ids)
+            if row.cached and model.capabilities.packed:
+                kept = min(keys.shape[1] for keys, _ in contents(mixture.runner, row))
+                dropped = max(dropped, row.cached - kept)
+    assert (dropped > 32) is (model.capabilities.packed and not rewinds)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3", "gemma3_text", "gemma3n_text", "gpt2", "qwen2_moe", "mixtral"]
+)
+def test_every_row_is_as_it_is_alone(name: str, seed: int) -> None:
+    """In float64 to its rounding, whatever shares the pass."""
+    live = build(name).double()
+    if hasattr(live, "set_experts_implementation"):
+        live.set_experts_implementation("eager")  # the other one knows no float64
+    model = load(live)
+    if not loaded(name).capabilities.packed:
+        pytest.skip("; ".join(loaded(name).capabilities.reasons))
+    assert model.capabilities.packed
+    mixture, compared = Mixture(model, seed), 0
+    for _ in range(15):
+        for ids, draft, logits in mixture.step():
+            for node in range(-1, len(draft)):
+                alone = fresh(model.model, ids + [draft.tokens[i] for i in path_to(draft, node)])
+                assert (logits[1 + node] - alone).norm() <= 1e-10 * alone.norm()
+                compared += 1
+    assert compared > 60
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "bloom", "lfm2", "mamba2", "mamba"])
@@ -77,36 +153,6 @@ def test_extend_keeps_the_common_prefix(name: str) -> None:
         check_logits(model.model, new, EMPTY, runner.forward([row], [EMPTY])[0].logits)
         runner.commit([row], [[]], [[5]])
         check_cache(runner, row, [*new, 5])
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_chunks_of_a_prompt_ride_beside_a_row_that_decodes(name: str) -> None:
-    model = loaded(name)
-    runner, rng = Runner(model), random.Random(name)
-    ids, long = {0: prompt(9)}, prompt(23, seed=3)
-    rows = {0: runner.open(ids[0])}
-    runner.prefill(rows[0])
-    newcomer = runner.open(long)
-    assert runner.splits(newcomer) is (runner.shape != "plain")
-    while runner.splits(newcomer) and len(newcomer.pending) > 6:
-        draft = random_draft(rng, runner.shape if runner.room(rows[0]) else "plain")
-        take = [5, len(rows[0].pending)]
-        chunk, output = runner.forward([newcomer, rows[0]], [EMPTY, draft], take)
-        assert chunk.logits.shape == (0, model.vocab_size)
-        check_logits(model.model, ids[0], draft, output.logits)
-        path, new = accept(rng, draft)
-        runner.commit([newcomer, rows[0]], [(), path], [(), new])
-        ids[0] = ids[0] + new
-        check_cache(runner, newcomer, long)
-        check_cache(runner, rows[0], ids[0])
-    check_logits(model.model, long, EMPTY, runner.forward([newcomer], [EMPTY])[0].logits)
-
-
-def test_a_chunk_that_cannot_stand_alone_is_refused() -> None:
-    for name, draft in (("llama", Draft.chain([5], "test")), ("mamba", EMPTY)):
-        runner = Runner(loaded(name))
-        with pytest.raises(OptionError, match=r"take=2, but all 5 pending tokens"):
-            runner.forward([runner.open(prompt(5))], [draft], [2])
 
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba2", "mamba"])
@@ -174,33 +220,22 @@ def test_probes_with_positions_of_their_own() -> None:
     assert (far[2] - near[2]).abs().max() > 1e-3
 
 
-def test_drafts_of_the_wrong_shape_are_refused() -> None:
-    chain = Runner(loaded("bloom"))
-    row = chain.open(prompt(5))
-    tree = Draft((5, 6), (-1, -1), ("test",) * 2)
-    with pytest.raises(DrafterError, match="first_branch"):
-        chain.forward([row], [tree])
-    plain = Runner(loaded("mamba"))
-    row = plain.open(prompt(5))
-    with pytest.raises(DrafterError, match="plainly"):
-        plain.forward([row], [Draft.chain([5], "test")])
-
-
-def test_an_empty_prompt_is_refused() -> None:
-    runner = Runner(loaded("llama"))
+def test_what_a_row_cannot_compute_is_refused() -> None:
+    tree, chain = Draft((5, 6), (-1, -1), ("test",) * 2), Draft.chain([5], "test")
+    refused: list[tuple[str, Draft, int, type[Exception], str]] = [
+        ("bloom", tree, 5, DrafterError, "first_branch"),
+        ("mamba", chain, 5, DrafterError, "plainly"),
+        ("llama", chain, 2, OptionError, "take=2, but all 5 pending tokens"),
+        ("mamba", EMPTY, 2, OptionError, "take=2, but all 5 pending tokens"),
+    ]
+    for name, draft, take, error, words in refused:
+        runner = Runner(loaded(name))
+        with pytest.raises(error, match=words):
+            runner.forward([runner.open(prompt(5))], [draft], [take])
     with pytest.raises(PromptError, match="at least one"):
         runner.open([])
     with pytest.raises(PromptError, match="close"):
         runner.extend(runner.open([5]), [])
-
-
-@pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba"])
-def test_a_prompt_of_one_token(name: str) -> None:
-    runner = Runner(loaded(name))
-    row = runner.open([5])
-    runner.prefill(row)
-    logits = runner.forward([row], [EMPTY])[0].logits
-    assert (logits[0] - fresh(runner.loaded.model, [5])).abs().max() < 1e-5
 
 
 def test_what_every_architecture_can_do() -> None:

@@ -14,11 +14,10 @@ from architectures import ALL, TREES, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.target import Needs
 from draftsmith.errors import OptionError, UnsupportedError
-from draftsmith.model.attention import _watched
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
-from replica import accept, check_cache, loaded, random_draft
+from replica import accept, check_cache, contents, loaded, random_draft
 
 TOLERANCE = 1e-5
 HEADS = ((0, 1), (1, 0), (1, 3), (0, 0))
@@ -126,7 +125,7 @@ def test_ragged_rows(name: str, rewinds: bool) -> None:
         step(runner, rng, rows, ids)
         for row, own, need in zip(rows, ids, needs, strict=True):
             check_taps(model, runner, row, own, need)
-    kept = min(keys.shape[1] for keys, _ in runner._store.contents(rows[0]))
+    kept = min(keys.shape[1] for keys, _ in contents(runner, rows[0]))
     assert (kept < rows[0].cached) == (model.capabilities.windows and not rewinds)
     runner.close(rows.pop(0))
     step(runner, rng, rows, ids[1:])
@@ -163,29 +162,6 @@ def test_a_changed_conversation(name: str) -> None:
     assert reused == (len(new) if model.capabilities.cache in ("packed", "own") else row.cached)
     assert runner.extend(row, [*new, 5, 6, 7]) >= 0  # and one without needs keeps what there is
     assert row.taps is None
-
-
-def test_a_pass_that_is_not_committed_leaves_no_trace() -> None:
-    model, ids, needs = loaded("mistral"), prompt(12), Needs((1,), HEADS)
-    runner = Runner(model)
-    row = runner.open(ids, needs)
-    runner.prefill(row)
-    for tokens in ([5, 6, 7], []):
-        runner.forward([row], [Draft.chain(tokens, "test")])
-    check_taps(model, runner, row, ids, needs)
-    runner.forward([row], [Draft.chain([9, 8], "test")])
-    runner.commit([row], [[0]], [[9, 4]])
-    check_taps(model, runner, row, [*ids, 9, 4], needs)
-
-
-def test_the_model_is_left_as_it_was() -> None:
-    model = load(build("llama"))  # of its own: transformers leaves hooks behind when asked
-    runner = Runner(model)
-    row = runner.open(prompt(12), Needs((1,), HEADS))
-    runner.prefill(row)
-    runner.forward([row], [EMPTY])
-    assert not any(module._forward_hooks for module in model.model.modules())
-    assert not _watched.get()
 
 
 def test_refusals_say_why() -> None:

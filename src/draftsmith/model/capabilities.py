@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from draftsmith.core.target import Shape
-from draftsmith.errors import WriteError
-from draftsmith.storage import write_text, writing
 
 CacheKind = Literal["packed", "own", "replay", "none"]
 """Where a model's past is kept.
@@ -31,11 +26,6 @@ _CACHES = {
     "accepted tokens",
     "none": "has no usable cache: every step computes the whole sequence again",
 }
-
-
-_REMEMBERED = ("shape", "attention", "cache", "reasons")
-"""Fields that depend on the architecture alone."""
-
 _BATCHES = (
     "A batch runs one sequence after the other.",
     "Sequences of a batch share passes, without padding.",
@@ -62,40 +52,6 @@ class Capabilities:
     """Whether some layers see only the latest tokens."""
     searched: str = ""
     """Why the whole model was searched instead of a small copy; empty if it was not."""
-
-    def remember(self, path: Path | None, key: object) -> None:
-        """Write the capabilities and their key to a file; failures are ignored."""
-        if path is None:
-            return
-        found = {name: getattr(self, name) for name in _REMEMBERED}
-        with suppress(WriteError), writing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps({"key": key, "found": found}) + "\n")
-
-    @classmethod
-    def recall(cls, path: Path | None, key: object) -> Capabilities | None:
-        """Read what `remember` wrote for the same key; None if there is nothing valid."""
-        if path is None:
-            return None
-        try:
-            known = json.loads(path.read_text(encoding="utf-8"))
-            values = known["found"]
-            reasons = values.pop("reasons")
-            found = cls(**values, reasons=tuple(reasons))
-            right = known["key"] == key and values.keys() | {"reasons"} == set(_REMEMBERED)
-            return found if right and isinstance(reasons, list) and found.consistent else None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-
-    @property
-    def consistent(self) -> bool:
-        """Whether every entry has its type, and no two contradict each other."""
-        return (
-            self.shape in _SHAPES
-            and self.cache in _CACHES
-            and all(isinstance(text, str) for text in (self.attention, *self.reasons))
-            and (self.shape == "tree") == self.packed
-        )
 
     @property
     def packed(self) -> bool:

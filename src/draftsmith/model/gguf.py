@@ -11,7 +11,6 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,7 @@ from draftsmith.model.gguf_file import File, read_file
 from draftsmith.storage import cache_folder, reading, write_text
 
 _SEAL = "complete.json"
-"""Written last. A cache folder without it is incomplete."""
-_CHECKED = "checked.json"
-"""Sizes and times of the weights when their checksums were last correct."""
+"""Sizes and times of the weights. Written last: a cache folder without it is incomplete."""
 _NEW = ".new-"
 _ABANDONED_SECONDS = 86400.0
 
@@ -121,37 +118,22 @@ def _read(file: File) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def _seal(folder: Path) -> None:
-    files = {file.name: [file.stat().st_size, _sha256(file)] for file in _weights(folder)}
-    write_text(folder / _SEAL, json.dumps(files, indent=1) + "\n")
+    write_text(folder / _SEAL, json.dumps(_stamps(folder), indent=1) + "\n")
 
 
 def _whole(folder: Path) -> bool:
-    """Whether a folder has the weights that were written, by size and checksum.
-
-    Checksums are computed again only if a file was written since they were last correct.
-    """
+    """Whether a folder has the weights that were written, and nothing wrote to them since."""
     try:
-        files = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
-        present = {file.name: file for file in _weights(folder)}
-        if present.keys() != files.keys():
-            return False
-        stats = {name: file.stat() for name, file in present.items()}
-        stamps = json.dumps([[name, s.st_size, s.st_mtime_ns] for name, s in stats.items()])
-        note = folder / _CHECKED
-        # Without a readable note, checksums are computed again.
-        with suppress(OSError, ValueError):
-            if note.read_text(encoding="utf-8") == stamps:
-                return True
-        right = all(
-            stats[name].st_size == size and _sha256(present[name]) == digest
-            for name, (size, digest) in files.items()
-        )
-    except (OSError, ValueError, AttributeError, TypeError):
+        sealed = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
+        return bool(sealed == _stamps(folder))
+    except (OSError, ValueError):
         return False
-    if right:
-        with suppress(WriteError):
-            write_text(note, stamps)
-    return right
+
+
+def _stamps(folder: Path) -> list[list[Any]]:
+    """Name, size and time of each file with weights."""
+    stats = ((file.name, file.stat()) for file in sorted(folder.glob("*.safetensors")))
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
 def _publish(new: Path, folder: Path) -> None:
@@ -173,10 +155,6 @@ def _remove_abandoned(parent: Path) -> None:
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
-
-
-def _weights(folder: Path) -> Iterator[Path]:
-    return iter(sorted(folder.glob("*.safetensors")))
 
 
 def _sha256(path: Path) -> str:

@@ -1,21 +1,22 @@
 """The self-test at load: finds which drafts this model, with these weights, verifies exactly.
 
-What depends on the architecture is tested once, on a small copy of the model, and stored
-(`of_architecture`). Four passes of the model itself then test what depends on its weights and
-modules (`_confirmed`): the first computes a reference, and three of our own passes must agree with
-it. This also covers quantized weights, replaced modules, adapters and hooks. Only a model that
-disagrees, or that has no small copy, is searched completely.
+What depends on the architecture is tested on a small copy of the model (`_of_architecture`). Four
+passes of the model itself then test what depends on its weights and modules (`_confirmed`): the
+first computes a reference, and three of our own passes must agree with it. This also covers
+quantized weights, replaced modules, adapters and hooks. Only a model that disagrees, or that has no
+small copy, is searched completely.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import cast
 
 import torch
 
 from draftsmith.core.draft import EMPTY
-from draftsmith.errors import UnsupportedError, WriteError, first_line
+from draftsmith.errors import UnsupportedError, first_line
 from draftsmith.model import graphs
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.loaded import LoadedModel, Store
@@ -30,13 +31,9 @@ from draftsmith.model.search import (
     search,
     step,
 )
-from draftsmith.model.small_copy import identity, small_config, small_copy
+from draftsmith.model.small_copy import small_copy
 from draftsmith.model.static import refusal
 from draftsmith.model.windows import windows_by_layer
-from draftsmith.storage import cache_folder, digest
-
-_KNOWN: dict[str, Capabilities] = {}
-"""Findings on small copies in this process, by digest of `identity`."""
 
 
 def probe(loaded: LoadedModel) -> Capabilities:
@@ -46,7 +43,7 @@ def probe(loaded: LoadedModel) -> Capabilities:
     """
     with torch.inference_mode():
         try:
-            found = _confirmed(loaded, of_architecture(loaded))
+            found = _confirmed(loaded, _of_architecture(loaded))
         except UnsupportedError as error:
             found = replace(search(loaded), searched=str(error))
     return replace(found, windows=any(windows_by_layer(loaded.config)))
@@ -91,28 +88,19 @@ def _check_static(runner: Runner, ref: Reference) -> list[Finding]:
     return found
 
 
-def of_architecture(loaded: LoadedModel) -> Capabilities:
-    """Find what a small copy of the model can do. Stored in the process and in the cache folder.
+def _of_architecture(loaded: LoadedModel) -> Capabilities:
+    """Find what a small copy of the model can do.
 
     Raises UnsupportedError with the reason if no copy can be made and run.
     """
-    config = small_config(loaded)
-    key = identity(loaded, config)
-    name = digest(key)
+    copy, kind = small_copy(loaded), loaded.device.type
+    # The copy computes in float32, and is judged by it, also where the caller's passes do not.
+    known = torch.amp.is_autocast_available(kind)
     try:
-        path = cache_folder() / "architectures" / f"{loaded.config.model_type}-{name}.json"
-    except WriteError:
-        path = None
-    found = _KNOWN.get(name) or Capabilities.recall(path, key)
-    if found is None:
-        copy = small_copy(loaded, config)
-        try:
-            found = replace(search(copy), position_sizes=())
-        except Exception as error:
-            raise UnsupportedError(f"its small copy fails ({first_line(error)})") from error
-        found.remember(path, key)
-    _KNOWN[name] = found
-    return found
+        with torch.autocast(kind, enabled=False) if known else nullcontext():
+            return search(copy)
+    except Exception as error:
+        raise UnsupportedError(f"its small copy fails ({first_line(error)})") from error
 
 
 def _confirmed(loaded: LoadedModel, claim: Capabilities) -> Capabilities:

@@ -8,21 +8,15 @@ positions.
 from __future__ import annotations
 
 import copy
-import hashlib
-import inspect
-import json
 import math
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-import draftsmith
 from draftsmith.errors import UnsupportedError, first_line
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.loaded import LoadedModel, number
@@ -47,44 +41,22 @@ _number = partial(number, of=lambda _: 0)
 """A setting of all layers; 0 if it differs by layer."""
 _SHARING = "num_kv_shared_layers"
 _VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
-_NOTES = ("_name_or_path", "_commit_hash", "architectures", "torch_dtype", "id2label",
-          "label2id", "quantization_config", "transformers_version")  # fmt: skip
-"""Configuration entries that do not affect a copy."""
 
 
-def small_config(loaded: LoadedModel) -> Any:
-    """Return the configuration of a model's copy.
-
-    Raises UnsupportedError if the model's class is not one of transformers', so that its name does
-    not identify its code.
-    """
-    own = unwrapped(loaded.model)
-    if not _is_known(type(own)):
-        raise UnsupportedError(f"{type(own).__name__} is not a class of transformers")
-    config = copy.deepcopy(own.config)
-    layers = _layers_needed(loaded)
-    try:
-        for part in _parts(config):
-            for name in _NOTES:
-                vars(part).pop(name, None)
-            vars(part)["dtype"] = None  # transformers 4 reads it
-            _narrow(part)
-        _shorten(config.get_text_config(decoder=True), layers)
-    # Configurations reject values with errors of many types.
-    except Exception as error:
-        raise UnsupportedError(f"no small copy of it can be made ({_what(error)})") from error
-    return config
-
-
-def small_copy(loaded: LoadedModel, config: Any) -> LoadedModel:
+def small_copy(loaded: LoadedModel) -> LoadedModel:
     """Make the copy in float32, on the same device, with the model's own attention.
 
-    Raises UnsupportedError with the reason if none can be made.
+    Raises UnsupportedError with the reason if none can be made, or if the model's class is not one
+    of transformers', which alone are made from a configuration.
     """
     own = unwrapped(loaded.model)
+    if not type(own).__module__.startswith("transformers."):
+        raise UnsupportedError(f"{type(own).__name__} is not a class of transformers")
     # Modules draw random numbers when they are made, which must not advance the user's generator.
     with torch.random.fork_rng(devices=()), torch.inference_mode(mode=False):
+        # Configurations and modules reject values with errors of many types.
         try:
+            config = _small_config(loaded, own)
             with torch.device("meta"):
                 size = sum(parameter.numel() for parameter in _made(config, own).parameters())
             if size > MOST_PARAMETERS:
@@ -105,40 +77,15 @@ def small_copy(loaded: LoadedModel, config: Any) -> LoadedModel:
     return LoadedModel(made, None, loaded.capabilities, f"a small copy of {loaded.name}")
 
 
-def identity(loaded: LoadedModel, config: Any) -> dict[str, Any]:
-    """Return the JSON-compatible key of findings on a copy with this configuration."""
-    own = unwrapped(loaded.model)
-    found = {
-        "class": f"{type(own).__module__}.{type(own).__qualname__}",
-        "config": config.to_dict(),
-        "attention": own_name(own.config),
-        "device": loaded.device.type,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "draftsmith": draftsmith.__version__,
-        "code": _code(own),
-    }
-    return json.loads(json.dumps(found, sort_keys=True, default=str))  # type: ignore[no-any-return]
-
-
-def _code(own: Any) -> str:
-    """Checksum of the code that runs. Versions do not show edits or replaced methods."""
-    kinds = {type(module) for module in own.modules() if _is_known(type(module))}
-    forwards = [(repr(kind), _bytecode(kind.forward)) for kind in sorted(kinds, key=repr)]
-    modeling = Path(inspect.getsourcefile(type(own)) or "")
-    files = [*sorted(Path(__file__).parent.rglob("*.py")), modeling]
-    sums = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
-    return hashlib.sha256(repr((forwards, sums)).encode()).hexdigest()
-
-
-def _is_known(kind: type) -> bool:
-    """Whether a class is one of transformers'."""
-    return kind.__module__.startswith("transformers.")
-
-
-def _bytecode(function: Any) -> Any:
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return code and (code.co_code, code.co_names)
+def _small_config(loaded: LoadedModel, own: Any) -> Any:
+    config = copy.deepcopy(own.config)
+    layers = _layers_needed(loaded)
+    for part in _parts(config):
+        vars(part).pop("quantization_config", None)
+        vars(part)["dtype"] = None  # transformers 4 reads it
+        _narrow(part)
+    _shorten(config.get_text_config(decoder=True), layers)
+    return config
 
 
 def _what(error: Exception) -> str:

@@ -23,10 +23,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
-from draftsmith.errors import LoadError, UnsupportedError
 from draftsmith.model.forward import cache_name
 from draftsmith.model.heads.eagle3_files import HeadFiles
-from draftsmith.model.heads.head import Head
+from draftsmith.model.heads.head import Head, check_tensors
 
 KINDS: dict[str, tuple[Any, Any, Any]] = {
     "llama": (LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding),
@@ -84,11 +83,7 @@ class Eagle3Head(Head):
         self.layers = nn.ModuleList(layer(config, i) for i in range(config.num_hidden_layers))
         first: Any = self.layers[0]
         first.hidden_norm = norm(d, eps=eps)
-        for name in (
-            "q_proj",
-            "k_proj",
-            "v_proj",
-        ):  # their input: embedding and g
+        for name in ("q_proj", "k_proj", "v_proj"):  # their input: embedding and g
             own = getattr(first.self_attn, name)
             wide = nn.Linear(2 * d, own.out_features, bias=own.bias is not None)
             setattr(first.self_attn, name, wide)
@@ -138,19 +133,7 @@ def build(
         f"fuse.{name}" if name.startswith(("fc.", "fc_norm.", "input_norm.")) else name: tensor
         for name, tensor in files.tensors.items()
     }
-    wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    if unknown := sorted(tensors.keys() - wanted.keys()):
-        raise UnsupportedError(
-            f"{source}: the tensor {unknown[0].removeprefix('fuse.')!r} is not known, and may "
-            "change what the head computes"
-        )
-    for name, shape in wanted.items():
-        found = tuple(tensors[name].shape) if name in tensors else None
-        if found != shape:
-            raise LoadError(
-                f"{source}: the tensor {name.removeprefix('fuse.')!r} should have the shape "
-                f"{shape}, and {'is missing' if found is None else f'has {found}'}"
-            )
+    check_tensors(head, tensors, source)
     # Converting the module instead would convert its rotary frequencies, which stay in float32.
     placed = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
     head.load_state_dict(placed, assign=True)

@@ -6,6 +6,7 @@ Shapes: `n` positions, `d` width of a state, `K` tokens of the head, `V` vocabul
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn.functional import embedding
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from draftsmith.core.target import ModelFacts
-from draftsmith.errors import UnsupportedError
+from draftsmith.errors import LoadError, UnsupportedError
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.prepack import prepack
@@ -112,3 +113,20 @@ def runner_of(head: Head, packs: bool) -> Runner:
         prepack(head, keep=False)
     abilities = packed if packs else Capabilities("chain", "sdpa", "own")
     return Runner(LoadedModel(head.eval(), None, abilities, type(head).__name__))
+
+
+def check_tensors(head: Head, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raise UnsupportedError for unknown tensors, LoadError for missing ones and wrong shapes."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    if unknown := sorted(tensors.keys() - wanted.keys()):
+        raise UnsupportedError(
+            f"{source}: the head's tensor {unknown[0].removeprefix('fuse.')!r} is not known, and "
+            "may change what it computes"
+        )
+    for name, shape in wanted.items():
+        found = tuple(tensors[name].shape) if name in tensors else None
+        if found != shape:
+            raise LoadError(
+                f"{source}: the head's tensor {name.removeprefix('fuse.')!r} should have the shape "
+                f"{shape}, and {'is missing' if found is None else f'has {found}'}"
+            )

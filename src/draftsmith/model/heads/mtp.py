@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from draftsmith.errors import LoadError, UnsupportedError
+from draftsmith.errors import LoadError
 from draftsmith.model.checkpoint_files import Checkpoint
 from draftsmith.model.forward import cache_name
-from draftsmith.model.heads.head import Head
+from draftsmith.model.heads.head import Head, check_tensors
 
 
 @dataclass(frozen=True)
@@ -165,23 +165,10 @@ def read(model: Any, source: str) -> MTPHead:
             names[theirs] = ours
     with torch.device("meta"):
         head = MTPHead(model, layout)
-    wanted = head.state_dict()
     tensors = {names[theirs]: tensor for theirs, tensor in files.read(names).items()}
-    if any(name.endswith(".experts.gate_up_proj") for name in wanted):
+    if any(name.endswith(".experts.gate_up_proj") for name in head.state_dict()):
         tensors = _fused(tensors)
-    if unknown := sorted(tensors.keys() - wanted.keys()):
-        raise UnsupportedError(
-            f"{source}: the tensor {unknown[0]!r} of its head for multi-token prediction is not "
-            "known, and may change what the head computes"
-        )
-    for name, tensor in wanted.items():
-        found = tuple(tensors[name].shape) if name in tensors else None
-        if found != tuple(tensor.shape):
-            raise LoadError(
-                f"{source}: the tensor {name!r} of its head for multi-token prediction should have "
-                f"the shape {tuple(tensor.shape)}, and "
-                f"{'is missing' if found is None else f'has {found}'}"
-            )
+    check_tensors(head, tensors, source)
     last = model.get_decoder().layers[-1]  # some weights of a block have a dtype of their own
     dtypes = {f"block.{n}": w.dtype for n, w in (*last.named_parameters(), *last.named_buffers())}
     placed = {n: t.to(model.device, dtypes.get(n, model.dtype)) for n, t in tensors.items()}
