@@ -38,6 +38,8 @@ from draftsmith.server.settings import Settings
 
 Ask = Callable[..., httpx2.Response]
 """(path, chat template, what the model answers or None, fields of the body) → the response."""
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 MODEL = "edit-1m"
 """What the command serves unless it is told otherwise."""
 SHOWN = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -244,6 +246,13 @@ def said(chunks: list[dict[str, Any]], index: int = 0) -> str:
     """The text that a chat's events bring for one choice."""
     mine = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
     return "".join(choice["delta"].get("content") or "" for choice in mine)
+
+
+def figures(client: TestClient) -> dict[str, float]:
+    """What /metrics tells, by name and labels."""
+    lines = client.get("/metrics").text.splitlines()
+    rows = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in rows}
 
 
 def rows(api: Api) -> int:
