@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -47,37 +44,6 @@ def test_the_command_serves_and_ends_on_a_signal(tmp_path: Path) -> None:
     assert "rename" not in "".join(served.lines)
 
 
-class Load:
-    """Clients that ask for long answers, one after the other."""
-
-    def __init__(self, served: Served, clients: int = 4) -> None:
-        self._url = served.address + "/v1/chat/completions"
-        self._threads = ThreadPoolExecutor(clients)
-        self._begun = [threading.Event() for _ in range(clients)]
-        self._ends = [self._threads.submit(self._ask, begun) for begun in self._begun]
-        for begun in self._begun:
-            assert begun.wait(300)
-
-    def _ask(self, begun: threading.Event) -> list[str] | httpx2.TransportError:
-        lines = list[str]()
-        body = ASK | {"stream": True, "max_tokens": 2000, "ignore_eos": True}
-        try:
-            with httpx2.stream("POST", self._url, json=body, timeout=300) as stream:
-                for line in stream.iter_lines():
-                    lines += [line] if line.startswith("data: ") else []
-                    begun.set()
-        except httpx2.TransportError as error:
-            return error
-        finally:
-            begun.set()
-        return lines
-
-    def ends(self) -> list[list[str] | httpx2.TransportError]:
-        """What each client was told, or what its connection died of."""
-        with self._threads:
-            return [end.result() for end in self._ends]
-
-
 def refuses(served: Served) -> bool:
     """Whether nobody listens any more."""
     try:
@@ -87,55 +53,16 @@ def refuses(served: Served) -> bool:
 
 
 @pytest.mark.slow
-def test_a_signal_ends_all_streams_properly() -> None:
-    with Served("--drain", "0") as served:
-        load = Load(served)
-        served.process.send_signal(signal.SIGTERM)
-        for lines in load.ends():
-            assert isinstance(lines, list), lines
-            assert lines[-1] == "data: [DONE]"
-            last = json.loads(lines[-2].removeprefix("data: "))
-            if "error" in last:
-                assert last["error"]["code"] == "unavailable"
-            else:
-                assert last["choices"][0]["finish_reason"] == "length"
-        assert served.process.wait(300) == 0
-
-
-@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once() -> None:
     with Served("--drain", "3600", "--max-output", "100000", "--prefixes", "0") as served:
-        load = Load(served)
-        served.process.send_signal(signal.SIGTERM)
-        until(lambda: refuses(served))
-        served.process.send_signal(signal.SIGTERM)
-        assert served.process.wait(300) == 0
-        load.ends()
-
-
-@pytest.mark.slow
-def test_what_is_killed_under_load_starts_again_where_it_was(tmp_path: Path) -> None:
-    answers = tmp_path / "answers"
-    options = ("--answers", "1000000", "--answers-file", str(answers))
-    with Served(*options) as served:
-        chat, port = served.address + "/v1/chat/completions", served.address.rpartition(":")[2]
-        told = httpx2.post(chat, json=ASK, timeout=300).json()["choices"]
-        assert served.end() == 0
-    saved = answers.read_bytes()
-    options += ("--port", port)
-    with Served(*options) as served:
-        load = Load(served)
-        assert served.end(signal.SIGKILL) == -signal.SIGKILL
-        for end in load.ends():
-            assert isinstance(end, httpx2.TransportError)
-            assert not isinstance(end, httpx2.TimeoutException)
-    assert answers.read_bytes() == saved
-    assert os.listdir(tmp_path) == ["answers"]
-    with Served(*options) as again:
-        assert again.address.endswith(f":{port}")
-        assert httpx2.post(chat, json=ASK, timeout=300).json()["choices"] == told
-        assert again.end(signal.SIGINT) == 0
-    assert len(answers.read_bytes()) > len(saved)
+        body = ASK | {"stream": True, "max_tokens": 2000, "ignore_eos": True}
+        chat = served.address + "/v1/chat/completions"
+        with httpx2.stream("POST", chat, json=body, timeout=300) as stream:
+            assert next(stream.iter_lines()).startswith("data: ")
+            served.process.send_signal(signal.SIGTERM)
+            until(lambda: refuses(served))
+            served.process.send_signal(signal.SIGTERM)
+            assert served.process.wait(300) == 0
 
 
 def test_wrong_options_are_one_line(tmp_path: Path) -> None:
@@ -144,16 +71,6 @@ def test_wrong_options_are_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port}" in fails(2, "serve", "-m", tmp_path / "none", "--port", port)
-
-
-def test_what_to_install_is_told_where_something_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kept = "draftsmith.server.settings"  # needs nothing of the extra
-    for name in [n for n in sys.modules if n.startswith("draftsmith.server.") and n != kept]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-    assert "pip install 'draftsmith[server]'" in fails(2, "serve", "-m", MODEL)
 
 
 @pytest.mark.slow
