@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import socket
 import threading
@@ -15,17 +14,13 @@ from typing import Any
 
 import httpx2
 import pytest
-from serving import api_of, client_of, engine, events, idle, listening, until
+from serving import CHAT, TEXT, api_of, client_of, engine, events, idle, listening, until
 
-import tiny
-from draftsmith.core import loop
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.engine import scheduler as scheduling
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
-from draftsmith.model.load import load
-from draftsmith.server import worker as working
 from draftsmith.server.api import Api
 from draftsmith.server.keys import Keys
 from draftsmith.server.refusals import Refusal
@@ -34,7 +29,6 @@ from draftsmith.server.worker import Call
 from draftsmith.testing import Scripted
 from draftsmith.text.grammar import Grammar
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "the quick brown fox"}], "ignore_eos": True}
 
 
@@ -196,41 +190,6 @@ def test_nothing_is_left_of_many_requests(requests: int) -> None:
 # --- what fails -------------------------------------------------------------------------------
 
 
-def test_e5_a_drafter_that_stalls_once_serves_the_next_answer(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, asked, told = [0.0], [], []
-    monkeypatch.setattr(loop, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(working.log, "warning", lambda what, extra: told.append((what, extra)))
-
-    def stalls(ctx: Context) -> Draft:
-        asked.append(len(ctx.ids))
-        clock[0] += 10.0 if len(asked) == 1 else 0.0
-        return gate(ctx)
-
-    api = api_of(engine(Scripted(stalls), budget=2))
-    body = ASK | {"max_tokens": 9, "return_stats": True}
-    plain = engine("none").generate(ASK["messages"], max_new_tokens=9, min_new_tokens=9)
-    with listening(api) as address, ThreadPoolExecutor(2) as threads:
-        going = [threads.submit(httpx2.post, address + CHAT, json=body, timeout=600)]
-        assert gate.stopped.wait(300)
-        assert httpx2.get(address + "/health").json() == {"status": "ok"}
-        going.append(threads.submit(httpx2.post, address + CHAT, json=body, timeout=600))
-        until(lambda: api.worker.open == 2)
-        gate.open.set()
-        answers = [one.result().json() for one in going]
-        figures = httpx2.get(address + "/metrics").text
-    for answer in answers:
-        assert answer["choices"][0]["message"]["content"] == plain.text
-    assert [answer["stats"]["drafter_failures"] for answer in answers] == [1, 0]
-    assert len(asked) == 1 + 8
-    assert 'drafter_failures_total{model_name="tiny"} 1.0' in figures
-    [(what, extra)] = told
-    assert what == "the drafter failed; the rest of the answer is decoded plainly"
-    assert "drafting took 10.0 s" in extra["fields"]["why"]
-    assert not api.engine.generate("the quick").notices
-
-
 def test_a_grammar_that_takes_too_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     api, ends = api_of(engine("none")), threading.Event()
     grammars, usual = api.engine.model.grammars, api.settings
@@ -261,22 +220,6 @@ def test_a_grammar_that_takes_too_long_holds_nobody_up(monkeypatch: pytest.Monke
             assert [line for line in lines if line][-1] == "data: [DONE]"
         finally:
             ends.set()
-        until(lambda: idle(api))
-
-
-def test_a_model_in_training_refuses_and_recovers(gate: Gate) -> None:
-    model = load(copy.deepcopy(tiny.model()).double(), tiny.tokenizer())
-    api = api_of(Engine(model, drafter=Scripted(gate), budget=2))
-    with listening(api) as address:
-        with ThreadPoolExecutor(1) as thread:
-            going = thread.submit(httpx2.post, address + CHAT, json=ASK, timeout=600)
-            assert gate.stopped.wait(300)
-            model.model.train()
-            gate.open.set()
-            assert going.result().status_code == 400
-        assert httpx2.post(address + CHAT, json=ASK).status_code == 400
-        model.model.eval()
-        assert httpx2.post(address + CHAT, json=ASK).status_code == 200
         until(lambda: idle(api))
 
 
