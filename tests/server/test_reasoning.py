@@ -8,13 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import Ask, events, read, split, stream_of
+from serving import CHAT, RESPONSES, Ask, events, read, split, stream_of
 
 import tiny
 from draftsmith.server.reader import Reader
 from draftsmith.text.thoughts import Thoughts
 
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TAGGED = "{# </think> #}" + tiny.TEMPLATE
 OPENED = "{# </think> #}" + tiny.TEMPLATE.replace("assistant: {{", "assistant: <think>\n{{")
 CLOSED = OPENED.replace("<think>\n{{", "<think>\n\n</think>\n\n{{")
@@ -162,24 +161,6 @@ def test_a_format_and_a_forced_call_come_after_limited_thoughts(ask: Ask, templa
     assert message["content"] is None
     if template == OPENED:
         assert message["reasoning_content"]
-
-
-def test_thoughts_of_earlier_turns_reach_the_template(ask: Ask) -> None:
-    template = "{# </think> #}{% for m in messages %}{{ m.reasoning_content }}|{{ m.content }};"
-    template += "{% endfor %}"
-
-    def tokens(**body: Any) -> int:
-        path = CHAT if "messages" in body else RESPONSES
-        usage = ask(path, template, "x", **body).json()["usage"]
-        return int(usage.get("prompt_tokens", usage.get("input_tokens")))
-
-    said = {"role": "assistant", "content": "so"}
-    plain = tokens(messages=[USER, said, USER])
-    thought = tokens(messages=[USER, said | {"reasoning_content": "the fox"}, USER])
-    assert thought > plain
-    item = {"type": "reasoning", "id": "rs_1", "summary": [],
-            "content": [{"type": "reasoning_text", "text": "the fox"}]}  # fmt: skip
-    assert tokens(input=[USER, item, said, USER]) == thought
 
 
 def test_effort_reaches_templates_that_know_it(ask: Ask) -> None:
