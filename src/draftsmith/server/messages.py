@@ -61,7 +61,6 @@ async def respond(
 
 def count(api: Api, body: CountRequest, ignored: Ignored) -> dict[str, int]:
     """Count the tokens of a prompt."""
-    api.check_model(body.model)
     with renaming(_FIELDS):
         asked = chat_of(body, api.tokenizer, ignored)
         chat = Chat.of(asked, api.tokenizer, api.settings.tool_format, ignored)

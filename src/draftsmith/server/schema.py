@@ -82,6 +82,8 @@ class Section(BaseModel):
 class Body(Section):
     """Base of all requests; unknown fields are refused, or ignored with a warning."""
 
+    model: str | None = None
+
     @model_validator(mode="before")
     @classmethod
     def readable(cls, data: Any) -> Any:
@@ -257,7 +259,6 @@ class Prediction(Section):
 class Sampling(Body):
     """Common fields of completions and chats."""
 
-    model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=128)] = 1
@@ -392,7 +393,6 @@ class ResponsesRequest(Body):
     """POST /v1/responses"""
 
     longest: ClassVar = "max_output_tokens"
-    model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -464,7 +464,6 @@ class OutputSettings(Section):
 class CountRequest(Body):
     """POST /v1/messages/count_tokens: Anthropic's fields."""
 
-    model: str | None = None
     messages: Annotated[list[Turn], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     system: str | list[Part] | None = None
@@ -489,7 +488,6 @@ class MessagesRequest(CountRequest):
 class TokenizeRequest(Body):
     """POST /tokenize: a prompt, or messages for the chat template."""
 
-    model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool = True
@@ -509,5 +507,4 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """POST /detokenize"""
 
-    model: str | None = None
     tokens: list[int]
