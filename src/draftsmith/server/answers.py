@@ -36,8 +36,13 @@ def event(value: Any, name: str | None = None) -> Event:
 class PartEvents(ABC):
     """Events of an interface that announces each part of an answer and then streams it."""
 
-    def __init__(self, choice: Choice) -> None:
-        self._choice = choice
+    def __init__(self, answer: Answer, prefix: str) -> None:
+        """`prefix`: beginning of the response's id."""
+        self._answer, self._choice = answer, answer.choices[0]
+        self._id = answer.id = f"{prefix}_{secrets.token_hex(12)}"
+        self._items: list[dict[str, Any]] = []
+        self._going: str | None = None
+        """Type of the last item if it may continue, else None."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:

@@ -326,22 +326,6 @@ class ChatRequest(Sampling):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
-    @classmethod
-    def translated(
-        cls,
-        placed: Sequence[tuple[str, dict[str, Any]]],
-        functions: Sequence[dict[str, Any]],
-        fields: dict[str, Any],
-    ) -> ChatRequest:
-        """Validate a chat that was translated from another interface; raise Refusal.
-
-        `placed`: its messages, each after its place in the request. `functions`: its tools.
-        """
-        asked = fields | {"messages": [message for _, message in placed]}
-        if functions:
-            asked["tools"] = [{"type": "function", "function": function} for function in functions]
-        return cls.of(asked, places=[place for place, _ in placed])
-
     @property
     def longest(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
