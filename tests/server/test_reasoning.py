@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import CHAT, RESPONSES, Ask, events, read, split, stream_of
+from serving import CHAT, USER, Ask, events, read, split
 
 import tiny
 from draftsmith.server.reader import Reader
@@ -81,7 +81,6 @@ def test_channels_are_the_same_in_any_parts() -> None:
 # --- served ---------------------------------------------------------------------------------------
 
 
-USER = {"role": "user", "content": "hello"}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {
     "type": "object", "properties": {"a": {"enum": ["p", "q"]}}, "required": ["a"],
     "additionalProperties": False}}}]  # fmt: skip
@@ -123,27 +122,6 @@ def test_reasoning_tokens_are_those_up_to_the_closing_tag(ask: Ask) -> None:
         tokens.index("</think>") + 1
         == (told["usage"]["completion_tokens_details"]["reasoning_tokens"])
     )
-
-
-@pytest.mark.parametrize(("template", "answer", "thought"), ANSWERS[1:3])
-def test_a_response_has_an_item_of_thoughts(
-    ask: Ask, template: str, answer: str, thought: str
-) -> None:
-    body = {"input": "hello", "max_output_tokens": 100}
-    told = ask(RESPONSES, template, answer, **body).json()
-    kinds = [item["type"] for item in told["output"]]
-    assert kinds == (["reasoning", "message"] if thought else ["message"])
-    texts = [item["content"][0]["text"] for item in told["output"]]
-    assert texts == [text for text in (thought, "hello") if text]
-    assert (told["usage"]["output_tokens_details"]["reasoning_tokens"] > 0) == bool(thought)
-    streamed = stream_of(ask(RESPONSES, template, answer, stream=True, **body))
-    done = [event["item"] for event in streamed if event["type"].endswith("output_item.done")]
-    assert done == streamed[-1]["response"]["output"]
-    assert [item["content"][0]["text"] for item in done] == texts
-    begun = [event["item"]["id"] for event in streamed if event["type"].endswith("item.added")]
-    assert begun == [item["id"] for item in done]
-    thoughts = [event["delta"] for event in streamed if event["type"].endswith("ning_text.delta")]
-    assert "".join(thoughts) == thought
 
 
 @pytest.mark.parametrize("template", [TAGGED, OPENED, CLOSED, HARMONY])

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import CHAT, MESSAGES, RESPONSES, TEXT, templated
+from serving import CHAT, MESSAGES, RESPONSES, TEXT, USER, templated
 from starlette.testclient import TestClient
 
 import tiny
 
-USER = {"role": "user", "content": "hello"}
 ASK: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [USER], "max_tokens": 2}, TEXT: {"prompt": "hello", "max_tokens": 2},
     RESPONSES: {"input": "hello"}, MESSAGES: {"messages": [USER], "max_tokens": 2},

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from serving import (
     CHAT,
-    RESPONSES,
     Ask,
     api_of,
     client_of,
@@ -19,7 +18,6 @@ from serving import (
     loaded,
     parsed,
     saying,
-    stream_of,
     streamed_calls,
     templated,
 )
@@ -123,106 +121,6 @@ def test_a_format_may_stand_beside_tools_that_it_does_not_forbid(client: TestCli
     for choice in ("none", "required"):
         told = client.post(CHAT, json=ASK | form | {"tool_choice": choice})
         assert told.status_code == 200, told.text
-
-
-# --- /v1/responses ------------------------------------------------------------------------------
-
-
-def respond(client: TestClient, **body: Any) -> Any:
-    response = client.post(RESPONSES, json={"model": "tiny", "max_output_tokens": 8} | body)
-    assert response.status_code == 200, response.text
-    return response
-
-
-def test_a_response_is_the_chats_answer(client: TestClient) -> None:
-    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
-    chat = client.post(CHAT, json={"messages": messages, "max_tokens": 8}).json()
-    told = respond(client, input="hello", instructions="be kind", metadata={"a": "b"},
-                   tools=[{"type": "web_search"}], unknown=[1]).json()  # fmt: skip
-    text = chat["choices"][0]["message"]["content"]
-    (item,) = told["output"]
-    assert item["content"][0] == {
-        "type": "output_text", "text": text, "annotations": [], "logprobs": []
-    }  # fmt: skip
-    assert told["status"] == "incomplete"
-    assert told["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert item["status"] == "incomplete"
-    assert told["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
-    streamed = stream_of(respond(client, input="hello", instructions="be kind", stream=True))
-    kinds = [event["type"] for event in streamed]
-    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added",
-                         "response.content_part.added"]  # fmt: skip
-    assert kinds[-4:] == ["response.output_text.done", "response.content_part.done",
-                          "response.output_item.done", "response.incomplete"]  # fmt: skip
-    deltas = [event["delta"] for event in streamed if event["type"].endswith("text.delta")]
-    assert "".join(deltas) == text
-    assert streamed[-1]["response"]["output"][0]["content"] == item["content"]
-
-
-def test_a_response_calls_tools_and_takes_what_they_gave(client: TestClient) -> None:
-    tools = [{"type": "function"} | tool["function"] for tool in TOOLS]
-    forced = {"tools": tools, "tool_choice": "required", "max_output_tokens": 300}
-    told = respond(client, input="hello", **forced).json()
-    (call,) = told["output"]
-    assert call["type"] == "function_call"
-    assert told["status"] == "completed"
-    streamed = stream_of(respond(client, input="hello", stream=True, **forced))
-    assert [*dict.fromkeys(event["type"].partition(".")[2] for event in streamed)] == [
-        "created", "in_progress", "output_item.added", "function_call_arguments.delta",
-        "function_call_arguments.done", "output_item.done", "completed",
-    ]  # fmt: skip
-    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}
-    history = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
-               {"type": "reasoning", "summary": []}, call, result]  # fmt: skip
-    answer = respond(client, input=history, tools=tools, tool_choice="auto").json()
-    chat = client.post(CHAT, json={
-        "max_tokens": 1, "tools": TOOLS, "messages": [
-            {"role": "user", "content": "hello"},
-            {"role": "assistant", "content": ""},
-            {"role": "tool", "content": "5"},
-        ]}).json()  # fmt: skip
-    assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
-
-
-def test_a_response_can_follow_a_schema(client: TestClient) -> None:
-    schema = {"type": "array", "items": {"const": 7}, "minItems": 2, "maxItems": 2}
-    form = {"format": {"type": "json_schema", "name": "sevens", "schema": schema}}
-    told = respond(client, input="hello", text=form, max_output_tokens=50).json()
-    assert told["output"][0]["content"][0]["text"] == "[7,7]"
-
-
-PATCH = {"type": "custom", "name": "patch", "description": "Patches.",
-         "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}}  # fmt: skip
-
-
-def test_a_tool_of_free_text_is_called_with_text(ask: Ask) -> None:
-    given = '*** é "a"\n\\ </tool_call>'
-    call = json.dumps({"name": "patch", "arguments": {"input": given}}, ensure_ascii=False)
-    answer = f"So.\n<tool_call>{call}</tool_call>"
-    body = {"input": "hello", "tools": [PATCH], "max_output_tokens": 300}
-    told = ask(RESPONSES, SHOWN, answer, **body)
-    assert "warning" not in told.headers
-    message, item = told.json()["output"]
-    assert message["content"][0]["text"] == "So."
-    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", given)
-    streamed = stream_of(ask(RESPONSES, SHOWN, answer, stream=True, **body))
-    kinds = [event["type"].partition(".")[2] for event in streamed]
-    assert kinds[-5:] == [
-        "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done",
-        "output_item.done", "completed",
-    ]  # fmt: skip
-    done = [event["item"] for event in streamed if event["type"].endswith("output_item.done")]
-    assert done == streamed[-1]["response"]["output"]
-    about = [event for event in streamed if "item_id" in event or "item" in event]
-    ids = [event.get("item_id") or event["item"]["id"] for event in about]
-    assert set(ids) == {item["id"] for item in done}
-    assert done[1]["input"] == given
-    output = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}
-    again = ask(RESPONSES, SHOWN, "so", **body | {"input": [*told.json()["output"], output]})
-    assert again.json()["output"][0]["content"][0]["text"] == "so"
-    forced = {"tool_choice": {"type": "custom", "name": "patch"}, "max_output_tokens": 40}
-    (item,) = ask(RESPONSES, SHOWN, None, **body | forced).json()["output"]
-    assert item["type"] in ("custom_tool_call", "message")  # whose text may be cut
 
 
 def test_an_operator_may_choose_the_format() -> None:

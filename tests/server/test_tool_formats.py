@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import CHAT, Ask, events, merged, parsed, split, streamed_calls
+from serving import CHAT, USER, Ask, events, merged, parsed, split, streamed_calls
 from serving import read as read_by
 
 import tiny
@@ -372,9 +372,6 @@ def test_the_format_is_the_one_that_the_template_teaches(template: str, family: 
 
 
 # --- served ---------------------------------------------------------------------------------------
-
-
-USER = {"role": "user", "content": "hello"}
 
 
 def taught(text: str) -> str:

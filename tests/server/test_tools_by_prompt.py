@@ -7,14 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from serving import CHAT, Ask, read
+from serving import CHAT, USER, Ask, read
 
 import tiny
 from draftsmith.server.calls.formats import FORMATS
 from draftsmith.server.reader import Reader
 from draftsmith.server.tools import described
 
-USER = {"role": "user", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Füge hinzu", "parameters": {
     "type": "object", "properties": {"x": {"enum": ["p", "q"]}}, "required": ["x"],
     "additionalProperties": False}}}  # fmt: skip
