@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import CHAT, MESSAGES, RESPONSES, TEXT, api_of, client_of, templated
+from serving import CHAT, MESSAGES, RESPONSES, TEXT, USER, api_of, client_of, templated
 from starlette.testclient import TestClient
 
 import tiny
@@ -67,8 +67,6 @@ def prompt_of(client: TestClient, items: list[Any]) -> tuple[str, str]:
 
 # --- Responses ------------------------------------------------------------------------------------
 
-USER = {"role": "user", "content": "hello"}
-
 
 @pytest.mark.parametrize(("items", "shown"), [
     ([{"type": "custom_tool_call", "id": "ctc_1", "call_id": "c1", "name": "patch",
@@ -126,17 +124,6 @@ def test_s3_an_item_that_no_chat_has_is_named(client: TestClient, kind: str) -> 
     streamed = client.post(RESPONSES, json={"input": [USER, item], "stream": True,
                                             "max_output_tokens": 1})  # fmt: skip
     assert streamed.headers["warning"] == named
-
-
-def test_s3_tools_and_fields_that_mean_nothing_are_named(client: TestClient) -> None:
-    tools = [{"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "mcp"}]
-    body = ASK[RESPONSES] | {"tools": tools, "include": [], "truncation": "auto", "store": False}
-    named = client.post(RESPONSES, json=body).headers["warning"]
-    for told in ("tools[0]", "web_search", "tools[2]", "'mcp'", "'include'", "'truncation'"):
-        assert told in named
-    assert "store" not in named
-    assert "tools[1]" not in named
-    assert "warning" not in client.post(RESPONSES, json=ASK[RESPONSES]).headers
 
 
 THOUGHT = {"type": "reasoning", "summary": [],

@@ -24,6 +24,7 @@ from draftsmith.errors import LoadError, OptionError
 from draftsmith.server.api import Api
 from draftsmith.server.keys import Keys
 from draftsmith.server.refusals import Refusal
+from draftsmith.server.run import JsonLines, server
 from draftsmith.server.settings import Settings
 from draftsmith.server.worker import Call
 from draftsmith.testing import Scripted
@@ -58,14 +59,20 @@ def gated(gate: Gate, **options: Any) -> Engine:
 # --- clients that leave, dawdle or flood --------------------------------------------------------
 
 
+def send(client: socket.socket, address: str, **body: Any) -> None:
+    """Connect and ask for a chat, without reading anything."""
+    data = json.dumps(ASK | body).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+    client.connect(("127.0.0.1", int(address.rpartition(":")[2])))
+    client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_gives_its_row_back_within_a_step(gate: Gate, stream: bool) -> None:
     api = api_of(gated(gate))
-    body = json.dumps(ASK | {"stream": stream}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
     with listening(api) as address:
-        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as client:
-            client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        with socket.socket() as client:
+            send(client, address, stream=stream)
             assert gate.stopped.wait(300)
             (sequence,) = api.engine.resources.admitted
             before = sequence.generated
@@ -116,13 +123,9 @@ def test_an_answer_that_is_whole_takes_no_place_while_its_end_is_read() -> None:
 def test_who_stops_reading_is_cut_off() -> None:
     """Over a connection whose buffers are small, beside one who reads."""
     api = api_of(engine("none"), slow_reader=0.2, max_output=400)
-    asked = {"stream": True, "max_tokens": 400, "logprobs": True, "top_logprobs": 20}
-    body = json.dumps(ASK | asked).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
     with listening(api, buffered=4096) as address, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.connect(("127.0.0.1", int(address.rpartition(":")[2])))
-        slow.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        send(slow, address, stream=True, max_tokens=400, logprobs=True, top_logprobs=20)
         got = slow.recv(12)
         other = httpx2.post(address + CHAT, json=ASK | {"max_tokens": 60}, timeout=600)
         assert other.json()["usage"]["completion_tokens"] == 60
@@ -257,15 +260,9 @@ def test_an_error_nobody_expected_is_told_without_its_words(
 
 @pytest.mark.parametrize("drain", [600.0, 0.0])
 def test_a_stream_ends_properly_when_the_server_does(gate: Gate, drain: float) -> None:
-    from draftsmith.server.run import server
-
     api = api_of(gated(gate), drain=drain)
     made = server(api)
-    thread = threading.Thread(target=made.run)
-    thread.start()
-    until(lambda: made.started)
-    address = f"http://127.0.0.1:{made.servers[0].sockets[0].getsockname()[1]}"
-    with ThreadPoolExecutor(1) as asking:
+    with listening(api, made=made) as address, ThreadPoolExecutor(1) as asking:
         body = ASK | {"stream": True, "max_tokens": 6}
         going = asking.submit(httpx2.post, address + CHAT, json=body, timeout=600)
         assert gate.stopped.wait(300)
@@ -275,7 +272,6 @@ def test_a_stream_ends_properly_when_the_server_does(gate: Gate, drain: float) -
             until(lambda: api.worker.open == 0)
         gate.open.set()
         chunks = events(going.result())
-    thread.join()
     if drain:
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     else:
@@ -386,8 +382,6 @@ def test_limits_of_prompt_and_answer_are_the_servers() -> None:
 
 
 def test_the_log_tells_of_requests_without_their_text(caplog: pytest.LogCaptureFixture) -> None:
-    from draftsmith.server.run import JsonLines
-
     caplog.set_level("INFO", logger="draftsmith.server")
     with client_of(api_of()) as client:
         client.post(TEXT, json={"prompt": "the quick brown fox", "max_tokens": 3})
