@@ -33,11 +33,14 @@ from draftsmith.server.app import application
 from draftsmith.server.calls.source import Call, Part, TextPart, add
 from draftsmith.server.keys import Keys
 from draftsmith.server.reader import Reader
-from draftsmith.server.run import server
+from draftsmith.server.run import Draining, server
 from draftsmith.server.settings import Settings
 
 Ask = Callable[..., httpx2.Response]
 """(path, chat template, what the model answers or None, fields of the body) → the response."""
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
+USER = {"role": "user", "content": "hello"}
 MODEL = "edit-1m"
 """What the command serves unless it is told otherwise."""
 SHOWN = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -142,9 +145,9 @@ def saying(made: Engine, answer: Callable[[], Grammar | None]) -> Iterator[None]
 
 
 @contextmanager
-def listening(api: Api, buffered: int | None = None) -> Iterator[str]:
+def listening(api: Api, buffered: int | None = None, made: Draining | None = None) -> Iterator[str]:
     """Serve from a thread; its address. `buffered`: bytes that its connections may hold."""
-    made = server(api)
+    made = made or server(api)
     thread = threading.Thread(target=made.run)
     thread.start()
     try:
@@ -240,10 +243,43 @@ def stream_of(response: httpx2.Response) -> list[dict[str, Any]]:
     return found
 
 
+def responded(ask: Ask, template: str, answer: Any, **more: Any) -> tuple[Any, list[str]]:
+    """A response, which is the same whole and in events, and the types of its events."""
+    body = {"input": "hello", "max_output_tokens": 300} | more
+    whole = ask(RESPONSES, template, answer, **body).json()
+    told = stream_of(ask(RESPONSES, template, answer, stream=True, **body))
+    done, begun, written = list[Any](), None, ""
+    for event in told:
+        if event["type"].endswith("output_item.added"):
+            begun, written = event["item"]["id"], ""
+        elif event["type"].endswith(".delta"):
+            assert event["item_id"] == begun
+            written += event["delta"]
+        elif event["type"].endswith("output_item.done"):
+            item = event["item"]
+            text = item["content"][0]["text"] if "content" in item else None
+            assert item["id"] == begun
+            assert written == item.get("arguments", item.get("input", text))
+            done.append(item)
+    assert done == told[-1]["response"]["output"]
+    assert told[-1]["response"]["status"] == whole["status"]
+    for one, other in zip(whole["output"], done, strict=True):
+        for name in one.keys() - {"id", "call_id"}:
+            assert one[name] == other[name], name
+    return whole, [event["type"].partition(".")[2] for event in told]
+
+
 def said(chunks: list[dict[str, Any]], index: int = 0) -> str:
     """The text that a chat's events bring for one choice."""
     mine = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
     return "".join(choice["delta"].get("content") or "" for choice in mine)
+
+
+def figures(client: TestClient) -> dict[str, float]:
+    """What /metrics tells, by name and labels."""
+    lines = client.get("/metrics").text.splitlines()
+    rows = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {name: float(value) for name, _, value in rows}
 
 
 def rows(api: Api) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from serving import api_of, client_of, engine, events, idle, loaded
+from serving import TEXT, api_of, client_of, engine, events, figures, idle, loaded
 from starlette.testclient import TestClient
 from transformers import MambaConfig, MambaForCausalLM
 
@@ -18,8 +18,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
 from draftsmith.server.api import Api
 
-PATH = "/v1/completions"
-TEXT = "the quick brown fox jumps over the lazy dog €🦊, hello world" * 6
+PROMPT = "the quick brown fox jumps over the lazy dog €🦊, hello world" * 6
 HARNESS = {"echo": True, "logprobs": 1, "max_tokens": 0}
 
 
@@ -35,7 +34,7 @@ def client(api: Api) -> Iterator[TestClient]:
 
 
 def ask(client: TestClient, **body: Any) -> list[dict[str, Any]]:
-    response = client.post(PATH, json={"prompt": TEXT, "temperature": 0} | body)
+    response = client.post(TEXT, json={"prompt": PROMPT, "temperature": 0} | body)
     assert response.status_code == 200, response.text
     return list(response.json()["choices"])
 
@@ -64,59 +63,38 @@ def check(model: Any, ids: list[int], seen: dict[str, Any], top: int) -> None:
 def test_s5_a_prompt_is_told_back_with_what_the_model_gives_its_tokens(
     client: TestClient, top: int
 ) -> None:
-    ids = tiny.tokenizer().encode(TEXT)
+    ids = tiny.tokenizer().encode(PROMPT)
     assert len(ids) > 100
-    for prompt in (TEXT, ids):
+    for prompt in (PROMPT, ids):
         (choice,) = ask(client, **HARNESS | {"logprobs": top, "prompt": prompt})
-        assert choice["text"] == TEXT
+        assert choice["text"] == PROMPT
         assert choice["finish_reason"] == "length"
         check(loaded().model, ids, choice["logprobs"], top)
         starts, tokens = choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"]
         assert starts == sorted(starts)
         for token, start in zip(tokens, starts, strict=True):
-            assert token.startswith("bytes:") or TEXT[start:].startswith(token)
-
-
-def test_s5_a_harness_finds_the_loglikelihood_of_a_continuation(client: TestClient) -> None:
-    """As lm-evaluation-harness reads it: one new token, and all but the last count."""
-    tokenizer = tiny.tokenizer()
-    context, rest = tokenizer.encode("hello world, this"), tokenizer.encode(" is a test")
-    (choice,) = ask(client, prompt=[context + rest], echo=True, logprobs=1, max_tokens=1, seed=1)
-    seen = choice["logprobs"]
-    scores = exact(loaded().model, context + rest)[len(context) - 1 :]
-    expected = sum(float(row[token]) for row, token in zip(scores, rest, strict=True))
-    assert sum(seen["token_logprobs"][len(context) : -1]) == pytest.approx(expected, abs=1e-4)
-    greedy = all(int(row.argmax()) == token for row, token in zip(scores, rest, strict=True))
-    told = zip(seen["tokens"][len(context) : -1], seen["top_logprobs"][len(context) : -1],
-               strict=True)  # fmt: skip
-    assert all(token == max(top, key=top.get) for token, top in told) == greedy
-    assert len(seen["tokens"]) == len(context) + len(rest) + 1
+            assert token.startswith("bytes:") or PROMPT[start:].startswith(token)
 
 
 def test_s5_the_answer_follows_the_prompt_and_is_the_same(client: TestClient, api: Api) -> None:
     asked = {"max_tokens": 9, "n": 2, "temperature": 0.9, "seed": 3, "logprobs": 2}
     plain = ask(client, **asked)
-    before = client.get("/metrics").text
-    body = {"prompt": TEXT} | asked | {"echo": True}
-    response = client.post(PATH, json=body).json()
+    before = figures(client)
+    body = {"prompt": PROMPT} | asked | {"echo": True}
+    response = client.post(TEXT, json=body).json()
     for alone, choice in zip(plain, response["choices"], strict=True):
-        assert choice["text"] == TEXT + alone["text"]
+        assert choice["text"] == PROMPT + alone["text"]
         ids = len(choice["logprobs"]["tokens"]) - len(alone["logprobs"]["tokens"])
         assert choice["logprobs"]["tokens"][ids:] == alone["logprobs"]["tokens"]
-        starts = [len(TEXT) + start for start in alone["logprobs"]["text_offset"]]
+        starts = [len(PROMPT) + start for start in alone["logprobs"]["text_offset"]]
         assert choice["logprobs"]["text_offset"][ids:] == starts
         assert choice["finish_reason"] == alone["finish_reason"]
     assert response["usage"]["prompt_tokens"] == ids
-    after = client.get("/metrics").text
-
-    def figure(text: str, name: str) -> float:
-        (line,) = [line for line in text.splitlines() if line.startswith(name + "{")]
-        return float(line.rpartition(" ")[2])
-
-    for name, more in (("vllm:prompt_tokens_total", 2 * ids), ("vllm:generation_tokens_total",
-                       response["usage"]["completion_tokens"])):  # fmt: skip
-        assert figure(after, name) - figure(before, name) == more
-    chunks = events(client.post(PATH, json=body | {"stream": True}))
+    after, new = figures(client), response["usage"]["completion_tokens"]
+    for name, more in (("prompt", 2 * ids), ("generation", new)):  # without those of the scoring
+        name = f'vllm:{name}_tokens_total{{model_name="tiny"}}'
+        assert after[name] - before[name] == more
+    chunks = events(client.post(TEXT, json=body | {"stream": True}))
     for index, whole in enumerate(response["choices"]):
         parts = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
         assert "".join(part["text"] for part in parts) == whole["text"]
@@ -134,10 +112,11 @@ def test_s5_many_prompts_are_told_each_with_its_own(client: TestClient) -> None:
     (one,) = ask(client, prompt=[5], **HARNESS)
     assert one["logprobs"]["token_logprobs"] == [None]
     (bare,) = ask(client, echo=True, max_tokens=3)
-    assert bare["text"].startswith(TEXT)
+    assert bare["text"].startswith(PROMPT)
     assert bare["logprobs"] is None
     both = ask(client, prompt=["hello", "the"], echo=True, n=2, max_tokens=1, logprobs=0)
-    assert [c["text"].startswith(p) for c, p in zip(both, ["hello"] * 2 + ["the"] * 2, strict=True)]
+    for choice, prompt in zip(both, ["hello", "hello", "the", "the"], strict=True):
+        assert choice["text"].startswith(prompt)
 
 
 def test_s5_end_tokens_within_a_prompt_and_options_change_nothing(client: TestClient) -> None:
@@ -161,11 +140,7 @@ def test_s5_a_pass_scores_many_tokens() -> None:
     made.engine.resources.prefixes.runner.forward = counted  # type: ignore[method-assign]
     with client_of(made) as client:
         (choice,) = ask(client, **HARNESS)
-        drafters = len(made.engine.cost._drafting)
-        ask(client, **HARNESS | {"prompt": "hello " * 70})
-        assert len(made.engine.cost._drafting) == drafters, "nothing is kept of each request"
-    tokens = len(choice["logprobs"]["tokens"]) + 70
-    assert len(passes) <= tokens // 64 + 4
+    assert len(passes) <= len(choice["logprobs"]["tokens"]) // 64 + 3
 
 
 @pytest.mark.skipif(
@@ -192,12 +167,3 @@ def test_s5_every_kind_of_model_scores() -> None:
     starts = choice["logprobs"]["text_offset"]
     assert starts == sorted(starts)
     assert starts[-1] == len("once upon 日")
-
-
-def test_s5_what_cannot_be_told_back_is_refused(client: TestClient) -> None:
-    for more, how in (({"suffix": "end"}, "suffix"), ({"prompt": "a " * 3000}, "context"),
-                      ({"prompt": []}, "prompt"), ({"prompt": [99999]}, "token id"),
-                      ({"echo": "yes"}, "boolean"), ({"model": "other"}, "model")):  # fmt: skip
-        response = client.post(PATH, json={"prompt": TEXT} | HARNESS | more)
-        assert response.status_code in (400, 404), more
-        assert how in response.json()["error"]["message"]

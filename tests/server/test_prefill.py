@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from serving import api_of, client_of, engine, events, said, templated
+from serving import CHAT, api_of, client_of, engine, events, said, templated
 from starlette.testclient import TestClient
 
 import tiny
@@ -16,7 +16,6 @@ from draftsmith.errors import OptionError, PromptError
 from draftsmith.model.load import load
 from draftsmith.text.tokenizer import render_chat
 
-CHAT = "/v1/chat/completions"
 TRIMMING = tiny.TEMPLATE.replace("m['content']", "m['content'] | trim")
 THINKING = (
     "{% for m in messages %}<s>{{ m.role }}: {% if m.role == 'assistant' and loop.last %}<think>"
@@ -78,36 +77,6 @@ def test_s2_without_either_field_another_message_is_begun(client: TestClient) ->
     assert len(ids()) > len(ids(continue_final_message=True))
     user = messages("a")[:1]
     assert len(ids(messages=user)) > len(ids(messages=user, add_generation_prompt=False))
-
-
-CALLED = {"role": "assistant", "content": "a", "tool_calls": [
-    {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}  # fmt: skip
-
-
-@pytest.mark.parametrize(("more", "param", "how"), [
-    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message",
-     "remove one of them"),
-    ({"continue_final_message": False, "add_generation_prompt": False}, "continue_final_message",
-     "set one of them to true"),
-    ({"continue_final_message": True, "messages": messages("a")[:1]}, "continue_final_message",
-     "needs a last message with the role 'assistant', got 'user'"),
-    ({"continue_final_message": True, "messages": [CALLED]}, "continue_final_message",
-     "without tool calls"),
-    ({"continue_final_message": True, "chat_template_kwargs": {"continue_final_message": False}},
-     "continue_final_message", "send one of them"),
-    ({}, "messages", "send continue_final_message=true to continue it"),
-    ({"continue_final_message": "yes"}, "continue_final_message", "valid boolean"),
-    ({"chat_template_kwargs": {"add_generation_prompt": "no"}}, "add_generation_prompt",
-     "must be true or false"),
-    ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "must not set"),
-])  # fmt: skip
-def test_s2_what_contradicts_itself_is_refused_and_says_how(
-    client: TestClient, more: dict[str, Any], param: str | None, how: str
-) -> None:
-    response = client.post(CHAT, json={"messages": messages("a"), "max_tokens": 1} | more)
-    assert response.status_code == 400, response.text
-    assert how in response.json()["error"]["message"]
-    assert response.json()["error"]["param"] == param
 
 
 def test_s2_a_word_that_goes_on_keeps_its_space_with_sentencepiece() -> None:

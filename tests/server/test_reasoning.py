@@ -8,13 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import Ask, events, read, split, stream_of
+from serving import CHAT, USER, Ask, events, read, split
 
 import tiny
 from draftsmith.server.reader import Reader
 from draftsmith.text.thoughts import Thoughts
 
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TAGGED = "{# </think> #}" + tiny.TEMPLATE
 OPENED = "{# </think> #}" + tiny.TEMPLATE.replace("assistant: {{", "assistant: <think>\n{{")
 CLOSED = OPENED.replace("<think>\n{{", "<think>\n\n</think>\n\n{{")
@@ -82,7 +81,6 @@ def test_channels_are_the_same_in_any_parts() -> None:
 # --- served ---------------------------------------------------------------------------------------
 
 
-USER = {"role": "user", "content": "hello"}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {
     "type": "object", "properties": {"a": {"enum": ["p", "q"]}}, "required": ["a"],
     "additionalProperties": False}}}]  # fmt: skip
@@ -126,27 +124,6 @@ def test_reasoning_tokens_are_those_up_to_the_closing_tag(ask: Ask) -> None:
     )
 
 
-@pytest.mark.parametrize(("template", "answer", "thought"), ANSWERS[1:3])
-def test_a_response_has_an_item_of_thoughts(
-    ask: Ask, template: str, answer: str, thought: str
-) -> None:
-    body = {"input": "hello", "max_output_tokens": 100}
-    told = ask(RESPONSES, template, answer, **body).json()
-    kinds = [item["type"] for item in told["output"]]
-    assert kinds == (["reasoning", "message"] if thought else ["message"])
-    texts = [item["content"][0]["text"] for item in told["output"]]
-    assert texts == [text for text in (thought, "hello") if text]
-    assert (told["usage"]["output_tokens_details"]["reasoning_tokens"] > 0) == bool(thought)
-    streamed = stream_of(ask(RESPONSES, template, answer, stream=True, **body))
-    done = [event["item"] for event in streamed if event["type"].endswith("output_item.done")]
-    assert done == streamed[-1]["response"]["output"]
-    assert [item["content"][0]["text"] for item in done] == texts
-    begun = [event["item"]["id"] for event in streamed if event["type"].endswith("item.added")]
-    assert begun == [item["id"] for item in done]
-    thoughts = [event["delta"] for event in streamed if event["type"].endswith("ning_text.delta")]
-    assert "".join(thoughts) == thought
-
-
 @pytest.mark.parametrize("template", [TAGGED, OPENED, CLOSED, HARMONY])
 def test_a_format_and_a_forced_call_come_after_limited_thoughts(ask: Ask, template: str) -> None:
     limit = 0 if template == HARMONY else 4  # this model writes no channels by itself
@@ -162,24 +139,6 @@ def test_a_format_and_a_forced_call_come_after_limited_thoughts(ask: Ask, templa
     assert message["content"] is None
     if template == OPENED:
         assert message["reasoning_content"]
-
-
-def test_thoughts_of_earlier_turns_reach_the_template(ask: Ask) -> None:
-    template = "{# </think> #}{% for m in messages %}{{ m.reasoning_content }}|{{ m.content }};"
-    template += "{% endfor %}"
-
-    def tokens(**body: Any) -> int:
-        path = CHAT if "messages" in body else RESPONSES
-        usage = ask(path, template, "x", **body).json()["usage"]
-        return int(usage.get("prompt_tokens", usage.get("input_tokens")))
-
-    said = {"role": "assistant", "content": "so"}
-    plain = tokens(messages=[USER, said, USER])
-    thought = tokens(messages=[USER, said | {"reasoning_content": "the fox"}, USER])
-    assert thought > plain
-    item = {"type": "reasoning", "id": "rs_1", "summary": [],
-            "content": [{"type": "reasoning_text", "text": "the fox"}]}  # fmt: skip
-    assert tokens(input=[USER, item, said, USER]) == thought
 
 
 def test_effort_reaches_templates_that_know_it(ask: Ask) -> None:

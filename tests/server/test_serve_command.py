@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -87,22 +86,6 @@ def refuses(served: Served) -> bool:
 
 
 @pytest.mark.slow
-def test_a_signal_ends_all_streams_properly() -> None:
-    with Served("--drain", "0") as served:
-        load = Load(served)
-        served.process.send_signal(signal.SIGTERM)
-        for lines in load.ends():
-            assert isinstance(lines, list), lines
-            assert lines[-1] == "data: [DONE]"
-            last = json.loads(lines[-2].removeprefix("data: "))
-            if "error" in last:
-                assert last["error"]["code"] == "unavailable"
-            else:
-                assert last["choices"][0]["finish_reason"] == "length"
-        assert served.process.wait(300) == 0
-
-
-@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once() -> None:
     with Served("--drain", "3600", "--max-output", "100000", "--prefixes", "0") as served:
         load = Load(served)
@@ -113,47 +96,12 @@ def test_a_second_signal_ends_it_at_once() -> None:
         load.ends()
 
 
-@pytest.mark.slow
-def test_what_is_killed_under_load_starts_again_where_it_was(tmp_path: Path) -> None:
-    answers = tmp_path / "answers"
-    options = ("--answers", "1000000", "--answers-file", str(answers))
-    with Served(*options) as served:
-        chat, port = served.address + "/v1/chat/completions", served.address.rpartition(":")[2]
-        told = httpx2.post(chat, json=ASK, timeout=300).json()["choices"]
-        assert served.end() == 0
-    saved = answers.read_bytes()
-    options += ("--port", port)
-    with Served(*options) as served:
-        load = Load(served)
-        assert served.end(signal.SIGKILL) == -signal.SIGKILL
-        for end in load.ends():
-            assert isinstance(end, httpx2.TransportError)
-            assert not isinstance(end, httpx2.TimeoutException)
-    assert answers.read_bytes() == saved
-    assert os.listdir(tmp_path) == ["answers"]
-    with Served(*options) as again:
-        assert again.address.endswith(f":{port}")
-        assert httpx2.post(chat, json=ASK, timeout=300).json()["choices"] == told
-        assert again.end(signal.SIGINT) == 0
-    assert len(answers.read_bytes()) > len(saved)
-
-
 def test_wrong_options_are_one_line(tmp_path: Path) -> None:
     assert "--max-output" in fails(2, "serve", "--max-output", "0")
     assert "cannot read" in fails(2, "serve", "--api-keys", tmp_path / "none")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port}" in fails(2, "serve", "-m", tmp_path / "none", "--port", port)
-
-
-def test_what_to_install_is_told_where_something_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    kept = "draftsmith.server.settings"  # needs nothing of the extra
-    for name in [n for n in sys.modules if n.startswith("draftsmith.server.") and n != kept]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "fastapi", None)
-    assert "pip install 'draftsmith[server]'" in fails(2, "serve", "-m", MODEL)
 
 
 @pytest.mark.slow

@@ -8,7 +8,18 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from serving import api_of, client_of, events, idle, stream_of, until
+from serving import (
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    TEXT,
+    api_of,
+    client_of,
+    events,
+    idle,
+    stream_of,
+    until,
+)
 from starlette.testclient import TestClient
 
 import tiny
@@ -19,8 +30,6 @@ from draftsmith.engine.engine import Engine
 from draftsmith.server.api import Api
 from draftsmith.testing import Scripted
 
-CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-MESSAGES = "/v1/messages"
 ASK: dict[str, Any] = {
     CHAT: {"messages": [{"role": "user", "content": "the quick brown fox"}]},
     TEXT: {"prompt": "the quick brown fox", "ignore_eos": True},
@@ -121,6 +130,22 @@ def test_e2_passes_that_fail_are_counted_and_logged_once(caplog: pytest.LogCaptu
     assert record.getMessage() == "a pass with drafts failed and was repeated without them"
     assert record.fields["kind"] == "RuntimeError"  # type: ignore[attr-defined]
     assert "the kernel knows no mask" in record.fields["why"]  # type: ignore[attr-defined]
+
+
+def test_a_drafter_that_fails_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(ctx: Context) -> Draft:
+        raise ValueError(f"no draft after {len(ctx.ids)} tokens")
+
+    body = ASK[TEXT] | {"max_tokens": 9}
+    texts = []
+    for drafter in ("none", Scripted(fails)):
+        with asking(engine_of(drafter=drafter)) as (client, _):
+            texts += [client.post(TEXT, json=body).json()["choices"][0]["text"]]
+            figures = client.get("/metrics").text
+    assert texts[0] == texts[1]
+    assert 'drafter_failures_total{model_name="tiny"} 1.0' in figures
+    (record,) = (one for one in caplog.records if one.levelname == "WARNING")
+    assert "the rest of the answer is decoded plainly" in record.getMessage()
 
 
 def test_a_time_out_of_something_else_is_not_told_as_the_servers(

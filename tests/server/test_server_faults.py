@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import socket
 import threading
@@ -15,26 +14,22 @@ from typing import Any
 
 import httpx2
 import pytest
-from serving import api_of, client_of, engine, events, idle, listening, until
+from serving import CHAT, TEXT, api_of, client_of, engine, events, idle, listening, until
 
-import tiny
-from draftsmith.core import loop
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.engine import scheduler as scheduling
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
-from draftsmith.model.load import load
-from draftsmith.server import worker as working
 from draftsmith.server.api import Api
 from draftsmith.server.keys import Keys
 from draftsmith.server.refusals import Refusal
+from draftsmith.server.run import JsonLines, server
 from draftsmith.server.settings import Settings
 from draftsmith.server.worker import Call
 from draftsmith.testing import Scripted
 from draftsmith.text.grammar import Grammar
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = {"messages": [{"role": "user", "content": "the quick brown fox"}], "ignore_eos": True}
 
 
@@ -64,14 +59,20 @@ def gated(gate: Gate, **options: Any) -> Engine:
 # --- clients that leave, dawdle or flood --------------------------------------------------------
 
 
+def send(client: socket.socket, address: str, **body: Any) -> None:
+    """Connect and ask for a chat, without reading anything."""
+    data = json.dumps(ASK | body).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+    client.connect(("127.0.0.1", int(address.rpartition(":")[2])))
+    client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_gives_its_row_back_within_a_step(gate: Gate, stream: bool) -> None:
     api = api_of(gated(gate))
-    body = json.dumps(ASK | {"stream": stream}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
     with listening(api) as address:
-        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as client:
-            client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        with socket.socket() as client:
+            send(client, address, stream=stream)
             assert gate.stopped.wait(300)
             (sequence,) = api.engine.resources.admitted
             before = sequence.generated
@@ -122,13 +123,9 @@ def test_an_answer_that_is_whole_takes_no_place_while_its_end_is_read() -> None:
 def test_who_stops_reading_is_cut_off() -> None:
     """Over a connection whose buffers are small, beside one who reads."""
     api = api_of(engine("none"), slow_reader=0.2, max_output=400)
-    asked = {"stream": True, "max_tokens": 400, "logprobs": True, "top_logprobs": 20}
-    body = json.dumps(ASK | asked).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
     with listening(api, buffered=4096) as address, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.connect(("127.0.0.1", int(address.rpartition(":")[2])))
-        slow.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        send(slow, address, stream=True, max_tokens=400, logprobs=True, top_logprobs=20)
         got = slow.recv(12)
         other = httpx2.post(address + CHAT, json=ASK | {"max_tokens": 60}, timeout=600)
         assert other.json()["usage"]["completion_tokens"] == 60
@@ -196,41 +193,6 @@ def test_nothing_is_left_of_many_requests(requests: int) -> None:
 # --- what fails -------------------------------------------------------------------------------
 
 
-def test_e5_a_drafter_that_stalls_once_serves_the_next_answer(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, asked, told = [0.0], [], []
-    monkeypatch.setattr(loop, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(working.log, "warning", lambda what, extra: told.append((what, extra)))
-
-    def stalls(ctx: Context) -> Draft:
-        asked.append(len(ctx.ids))
-        clock[0] += 10.0 if len(asked) == 1 else 0.0
-        return gate(ctx)
-
-    api = api_of(engine(Scripted(stalls), budget=2))
-    body = ASK | {"max_tokens": 9, "return_stats": True}
-    plain = engine("none").generate(ASK["messages"], max_new_tokens=9, min_new_tokens=9)
-    with listening(api) as address, ThreadPoolExecutor(2) as threads:
-        going = [threads.submit(httpx2.post, address + CHAT, json=body, timeout=600)]
-        assert gate.stopped.wait(300)
-        assert httpx2.get(address + "/health").json() == {"status": "ok"}
-        going.append(threads.submit(httpx2.post, address + CHAT, json=body, timeout=600))
-        until(lambda: api.worker.open == 2)
-        gate.open.set()
-        answers = [one.result().json() for one in going]
-        figures = httpx2.get(address + "/metrics").text
-    for answer in answers:
-        assert answer["choices"][0]["message"]["content"] == plain.text
-    assert [answer["stats"]["drafter_failures"] for answer in answers] == [1, 0]
-    assert len(asked) == 1 + 8
-    assert 'drafter_failures_total{model_name="tiny"} 1.0' in figures
-    [(what, extra)] = told
-    assert what == "the drafter failed; the rest of the answer is decoded plainly"
-    assert "drafting took 10.0 s" in extra["fields"]["why"]
-    assert not api.engine.generate("the quick").notices
-
-
 def test_a_grammar_that_takes_too_long_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     api, ends = api_of(engine("none")), threading.Event()
     grammars, usual = api.engine.model.grammars, api.settings
@@ -261,22 +223,6 @@ def test_a_grammar_that_takes_too_long_holds_nobody_up(monkeypatch: pytest.Monke
             assert [line for line in lines if line][-1] == "data: [DONE]"
         finally:
             ends.set()
-        until(lambda: idle(api))
-
-
-def test_a_model_in_training_refuses_and_recovers(gate: Gate) -> None:
-    model = load(copy.deepcopy(tiny.model()).double(), tiny.tokenizer())
-    api = api_of(Engine(model, drafter=Scripted(gate), budget=2))
-    with listening(api) as address:
-        with ThreadPoolExecutor(1) as thread:
-            going = thread.submit(httpx2.post, address + CHAT, json=ASK, timeout=600)
-            assert gate.stopped.wait(300)
-            model.model.train()
-            gate.open.set()
-            assert going.result().status_code == 400
-        assert httpx2.post(address + CHAT, json=ASK).status_code == 400
-        model.model.eval()
-        assert httpx2.post(address + CHAT, json=ASK).status_code == 200
         until(lambda: idle(api))
 
 
@@ -314,15 +260,9 @@ def test_an_error_nobody_expected_is_told_without_its_words(
 
 @pytest.mark.parametrize("drain", [600.0, 0.0])
 def test_a_stream_ends_properly_when_the_server_does(gate: Gate, drain: float) -> None:
-    from draftsmith.server.run import server
-
     api = api_of(gated(gate), drain=drain)
     made = server(api)
-    thread = threading.Thread(target=made.run)
-    thread.start()
-    until(lambda: made.started)
-    address = f"http://127.0.0.1:{made.servers[0].sockets[0].getsockname()[1]}"
-    with ThreadPoolExecutor(1) as asking:
+    with listening(api, made=made) as address, ThreadPoolExecutor(1) as asking:
         body = ASK | {"stream": True, "max_tokens": 6}
         going = asking.submit(httpx2.post, address + CHAT, json=body, timeout=600)
         assert gate.stopped.wait(300)
@@ -332,7 +272,6 @@ def test_a_stream_ends_properly_when_the_server_does(gate: Gate, drain: float) -
             until(lambda: api.worker.open == 0)
         gate.open.set()
         chunks = events(going.result())
-    thread.join()
     if drain:
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     else:
@@ -443,8 +382,6 @@ def test_limits_of_prompt_and_answer_are_the_servers() -> None:
 
 
 def test_the_log_tells_of_requests_without_their_text(caplog: pytest.LogCaptureFixture) -> None:
-    from draftsmith.server.run import JsonLines
-
     caplog.set_level("INFO", logger="draftsmith.server")
     with client_of(api_of()) as client:
         client.post(TEXT, json={"prompt": "the quick brown fox", "max_tokens": 3})

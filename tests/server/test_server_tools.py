@@ -6,11 +6,11 @@ import copy
 import json
 import re
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from serving import (
+    CHAT,
     Ask,
     api_of,
     client_of,
@@ -18,7 +18,6 @@ from serving import (
     loaded,
     parsed,
     saying,
-    stream_of,
     streamed_calls,
     templated,
 )
@@ -29,11 +28,8 @@ from draftsmith import Grammar
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.sequence import Piece
 from draftsmith.model.load import load
-from draftsmith.server.answers import Answer, Choice
 from draftsmith.server.calls.source import TextPart
 from draftsmith.server.reader import Reader
-from draftsmith.server.schema import CompletionRequest
-from draftsmith.server.worker import Chunk
 
 NAMES = ["add", "look_up"]
 TOOLS = [
@@ -87,7 +83,7 @@ def client() -> Iterator[TestClient]:
 ])  # fmt: skip
 def test_a_call_can_be_forced(client: TestClient, choice: Any, tools: Any) -> None:
     body = ASK | {"tool_choice": choice, "tools": tools}
-    (told,) = client.post("/v1/chat/completions", json=body).json()["choices"]
+    (told,) = client.post(CHAT, json=body).json()["choices"]
     assert told["finish_reason"] == "tool_calls"
     assert told["message"]["content"] is None
     (call,) = told["message"]["tool_calls"]
@@ -96,7 +92,7 @@ def test_a_call_can_be_forced(client: TestClient, choice: Any, tools: Any) -> No
     name = call["function"]["name"]
     assert name in names
     assert json.loads(call["function"]["arguments"])["x"] in (f"{name} p", f"{name} q")
-    chunks = events(client.post("/v1/chat/completions", json=body | {"stream": True}))
+    chunks = events(client.post(CHAT, json=body | {"stream": True}))
     (streamed,) = streamed_calls(chunks)
     assert streamed["index"] == 0
     assert streamed["function"] == call["function"]
@@ -106,169 +102,25 @@ def test_a_call_can_be_forced(client: TestClient, choice: Any, tools: Any) -> No
 def test_tools_are_shown_to_the_model_unless_they_must_not_be_called(client: TestClient) -> None:
     def prompt(**more: Any) -> int:
         body = ASK | {"max_tokens": 1} | more
-        return int(client.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"])
+        return int(client.post(CHAT, json=body).json()["usage"]["prompt_tokens"])
 
     assert prompt() > prompt(tool_choice="none") == prompt(tools=None)
 
 
-def choice_of(parts: list[str], reason: str, most_calls: int | None = None) -> Choice:
-    """An answer in Hermes' format that came in parts and ended for a reason."""
-    choice = Choice(reader=Reader("hermes", dict.fromkeys(NAMES)), most_calls=most_calls)
-    result: Any = SimpleNamespace(finish_reason=reason)
-    for number, part in enumerate(parts):
-        last = result if number == len(parts) - 1 else None
-        choice.take(Chunk(0, (Piece(part, 9, "target", 0.0),), (), (), last))
-    return choice
+@pytest.mark.parametrize("parallel", [True, False])
+def test_of_calls_that_must_not_be_parallel_the_first_is_told(ask: Ask, parallel: bool) -> None:
+    body = ASK | {"parallel_tool_calls": parallel, "max_tokens": 300}
+    (choice,) = ask(CHAT, SHOWN, CALL + CALL, **body).json()["choices"]
+    streamed = streamed_calls(events(ask(CHAT, SHOWN, CALL + CALL, **body, stream=True)))
+    assert len(choice["message"]["tool_calls"]) == len(streamed) == 1 + parallel
+    assert len({call["id"] for call in streamed}) == len(streamed)
 
 
-def test_an_answer_that_was_cut_off_behind_a_call_says_so() -> None:
-    assert choice_of([CALL], "stop").finish_reason == "tool_calls"
-    cut = choice_of([CALL, "<tool_call>{"], "length")
-    assert (len(cut.calls), cut.finish_reason) == (1, "length")
-
-
-def test_a_prompt_without_an_ended_answer_is_not_counted() -> None:
-    """Two answers to each of two prompts; one answer to the second prompt has ended."""
-    stats = SimpleNamespace(reused_tokens=2)
-    result: Any = SimpleNamespace(prompt_tokens=[5] * 7, tokens=[6], stats=stats)
-    choices = [Choice(), Choice(), Choice(), Choice(result=result)]
-    answer = Answer(CompletionRequest(prompt="a"), "tiny", lambda _: b"", choices, prompts=2)
-    usage = answer.usage()
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (7, 1)
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
-    choices[1].result = choices[2].result = result
-    assert answer.usage()["prompt_tokens"] == 14
-
-
-def test_of_calls_that_must_not_be_parallel_the_first_is_told(client: TestClient) -> None:
-    for parts in ([CALL + CALL, CALL], [CALL, CALL + CALL]):
-        assert len({call.id for call in choice_of(parts, "stop").calls}) == 3
-        assert len(choice_of(parts, "stop", 1).calls) == 1
-    body = ASK | {"parallel_tool_calls": False, "max_tokens": 2}
-    assert client.post("/v1/chat/completions", json=body).status_code == 200
-    told = respond(client, input="hello", parallel_tool_calls=False).json()
-    assert told["parallel_tool_calls"] is False
-
-
-def test_a_format_that_forbids_every_call_is_refused(client: TestClient) -> None:
+def test_a_format_may_stand_beside_tools_that_it_does_not_forbid(client: TestClient) -> None:
     form = {"response_format": {"type": "json_object"}, "max_tokens": 40}
-    response = client.post("/v1/chat/completions", json=ASK | form)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "response_format"
     for choice in ("none", "required"):
-        told = client.post("/v1/chat/completions", json=ASK | form | {"tool_choice": choice})
+        told = client.post(CHAT, json=ASK | form | {"tool_choice": choice})
         assert told.status_code == 200, told.text
-
-
-# --- /v1/responses ------------------------------------------------------------------------------
-
-
-def respond(client: TestClient, **body: Any) -> Any:
-    response = client.post("/v1/responses", json={"model": "tiny", "max_output_tokens": 8} | body)
-    assert response.status_code == 200, response.text
-    return response
-
-
-def test_a_response_is_the_chats_answer(client: TestClient) -> None:
-    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
-    chat = client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8}).json()
-    told = respond(client, input="hello", instructions="be kind", metadata={"a": "b"},
-                   tools=[{"type": "web_search"}], unknown=[1]).json()  # fmt: skip
-    text = chat["choices"][0]["message"]["content"]
-    (item,) = told["output"]
-    assert item["content"][0] == {
-        "type": "output_text", "text": text, "annotations": [], "logprobs": []
-    }  # fmt: skip
-    assert told["status"] == "incomplete"
-    assert told["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert item["status"] == "incomplete"
-    assert told["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
-    streamed = stream_of(respond(client, input="hello", instructions="be kind", stream=True))
-    kinds = [event["type"] for event in streamed]
-    assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added",
-                         "response.content_part.added"]  # fmt: skip
-    assert kinds[-4:] == ["response.output_text.done", "response.content_part.done",
-                          "response.output_item.done", "response.incomplete"]  # fmt: skip
-    deltas = [event["delta"] for event in streamed if event["type"].endswith("text.delta")]
-    assert "".join(deltas) == text
-    assert streamed[-1]["response"]["output"][0]["content"] == item["content"]
-
-
-def test_a_response_calls_tools_and_takes_what_they_gave(client: TestClient) -> None:
-    tools = [{"type": "function"} | tool["function"] for tool in TOOLS]
-    forced = {"tools": tools, "tool_choice": "required", "max_output_tokens": 300}
-    told = respond(client, input="hello", **forced).json()
-    (call,) = told["output"]
-    assert call["type"] == "function_call"
-    assert told["status"] == "completed"
-    streamed = stream_of(respond(client, input="hello", stream=True, **forced))
-    assert [*dict.fromkeys(event["type"].partition(".")[2] for event in streamed)] == [
-        "created", "in_progress", "output_item.added", "function_call_arguments.delta",
-        "function_call_arguments.done", "output_item.done", "completed",
-    ]  # fmt: skip
-    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}
-    history = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
-               {"type": "reasoning", "summary": []}, call, result]  # fmt: skip
-    answer = respond(client, input=history, tools=tools, tool_choice="auto").json()
-    chat = client.post("/v1/chat/completions", json={
-        "max_tokens": 1, "tools": TOOLS, "messages": [
-            {"role": "user", "content": "hello"},
-            {"role": "assistant", "content": ""},
-            {"role": "tool", "content": "5"},
-        ]}).json()  # fmt: skip
-    assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
-
-
-def test_a_refused_response_names_its_own_fields(client: TestClient) -> None:
-    for more, param in (
-        ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"input": [{"content": "hello"}]}, "input"),
-        ({"text": {"format": {"type": "xml"}}}, "text.format"),
-    ):
-        error = client.post("/v1/responses", json={"input": "hello"} | more).json()["error"]
-        assert error["param"] == param
-        assert error["message"].startswith(param)
-
-
-def test_a_response_can_follow_a_schema(client: TestClient) -> None:
-    schema = {"type": "array", "items": {"const": 7}, "minItems": 2, "maxItems": 2}
-    form = {"format": {"type": "json_schema", "name": "sevens", "schema": schema}}
-    told = respond(client, input="hello", text=form, max_output_tokens=50).json()
-    assert told["output"][0]["content"][0]["text"] == "[7,7]"
-
-
-PATCH = {"type": "custom", "name": "patch", "description": "Patches.",
-         "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}}  # fmt: skip
-
-
-def test_a_tool_of_free_text_is_called_with_text(ask: Ask) -> None:
-    given = '*** é "a"\n\\ </tool_call>'
-    call = json.dumps({"name": "patch", "arguments": {"input": given}}, ensure_ascii=False)
-    answer = f"So.\n<tool_call>{call}</tool_call>"
-    body = {"input": "hello", "tools": [PATCH], "max_output_tokens": 300}
-    told = ask("/v1/responses", SHOWN, answer, **body)
-    assert "warning" not in told.headers
-    message, item = told.json()["output"]
-    assert message["content"][0]["text"] == "So."
-    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", given)
-    streamed = stream_of(ask("/v1/responses", SHOWN, answer, stream=True, **body))
-    kinds = [event["type"].partition(".")[2] for event in streamed]
-    assert kinds[-5:] == [
-        "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done",
-        "output_item.done", "completed",
-    ]  # fmt: skip
-    done = [event["item"] for event in streamed if event["type"].endswith("output_item.done")]
-    assert done == streamed[-1]["response"]["output"]
-    about = [event for event in streamed if "item_id" in event or "item" in event]
-    ids = [event.get("item_id") or event["item"]["id"] for event in about]
-    assert set(ids) == {item["id"] for item in done}
-    assert done[1]["input"] == given
-    output = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}
-    again = ask("/v1/responses", SHOWN, "so", **body | {"input": [*told.json()["output"], output]})
-    assert again.json()["output"][0]["content"][0]["text"] == "so"
-    forced = {"tool_choice": {"type": "custom", "name": "patch"}, "max_output_tokens": 40}
-    (item,) = ask("/v1/responses", SHOWN, None, **body | forced).json()["output"]
-    assert item["type"] in ("custom_tool_call", "message")  # whose text may be cut
 
 
 def test_an_operator_may_choose_the_format() -> None:
@@ -279,7 +131,7 @@ def test_an_operator_may_choose_the_format() -> None:
     answer = Grammar.regex(re.escape(text))
     for family, found in (("pythonic", True), (None, False)):
         with client_of(api_of(made, tool_format=family)) as client, saying(made, lambda: answer):
-            told = client.post("/v1/chat/completions", json=ASK | {"max_tokens": 60}).json()
+            told = client.post(CHAT, json=ASK | {"max_tokens": 60}).json()
         message = told["choices"][0]["message"]
         assert bool(message.get("tool_calls")) == found
         assert message["content"] == (None if found else text)

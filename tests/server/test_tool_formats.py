@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import HIDDEN, Ask, events, merged, parsed, split, streamed_calls
+from serving import CHAT, USER, Ask, events, merged, parsed, split, streamed_calls
 from serving import read as read_by
 
 import tiny
@@ -23,7 +23,6 @@ from draftsmith.server.calls.source import Call, MoreArguments, Part, TextPart
 from draftsmith.server.reader import Reader
 
 CALLS = 200
-CHAT = "/v1/chat/completions"
 
 PIECES = [
     "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>",
@@ -375,9 +374,6 @@ def test_the_format_is_the_one_that_the_template_teaches(template: str, family: 
 # --- served ---------------------------------------------------------------------------------------
 
 
-USER = {"role": "user", "content": "hello"}
-
-
 def taught(text: str) -> str:
     return "{% if tools %}" + text + "{% endif %}" + tiny.TEMPLATE
 
@@ -386,26 +382,6 @@ def asked(**more: Any) -> dict[str, Any]:
     tools = [{"type": "function", "function": {"name": name, "parameters": schema}}
              for name, schema in TOOLS.items()]  # fmt: skip
     return {"messages": [USER], "tools": tools, "max_tokens": 1000, "seed": 1} | more
-
-
-@pytest.mark.parametrize(("name", "shown"), [
-    ("hermes", "<tool_call>"), ("mistral", "[AVAILABLE_TOOLS]"), ("harmony, bare", "<|channel|>"),
-])  # fmt: skip
-def test_s1_drafts_change_no_call(ask: Ask, name: str, shown: str) -> None:
-    _, write = WRITERS[name]
-    rng = random.Random(f"drafts of {name}")
-    calls = [("add", {"a": text_of(rng, 3), "count": 3}), ("get.now", {})]
-    text = write(rng, calls)
-    answer = Grammar.lark(f"start: {json.dumps(text)}")
-    for more in ({"drafter": "none"}, {"prediction": {"type": "content", "content": text}}):
-        (choice,) = ask(CHAT, taught(shown), answer, **asked(**more)).json()["choices"]
-        functions = [call["function"] for call in choice["message"]["tool_calls"]]
-        assert [(one["name"], json.loads(one["arguments"])) for one in functions] == calls
-        assert choice["message"]["content"] is None
-
-
-def test_markers_are_the_tags_that_no_text_shows(tagged: Engine) -> None:
-    assert {*markers_of(tagged.model.tokenizer).values()} == {*HIDDEN}
 
 
 def test_s1_a_served_call_holds_its_tags(ask: Ask) -> None:

@@ -7,15 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from serving import Ask, client_of, read
+from serving import CHAT, USER, Ask, read
 
 import tiny
 from draftsmith.server.calls.formats import FORMATS
 from draftsmith.server.reader import Reader
 from draftsmith.server.tools import described
 
-CHAT = "/v1/chat/completions"
-USER = {"role": "user", "content": "hello"}
 TOOL = {"type": "function", "function": {"name": "add", "description": "Füge hinzu", "parameters": {
     "type": "object", "properties": {"x": {"enum": ["p", "q"]}}, "required": ["x"],
     "additionalProperties": False}}}  # fmt: skip
@@ -97,15 +95,3 @@ def test_the_example_of_every_format_is_a_call() -> None:
     for family, row in FORMATS.items():
         _, text, ((name, arguments),) = read(Reader(family, {"NAME": None}), [row.example])
         assert (text, name, json.loads(arguments)) == ("", "NAME", {"KEY": "VALUE"})
-
-
-def test_s5_best_of_may_be_n_and_else_says_what_to_do() -> None:
-    ask = {"prompt": "hello", "max_tokens": 2}
-    with client_of() as client:
-        for more, n in (({"best_of": 1}, 1), ({"best_of": 2, "n": 2}, 2), ({"best_of": None}, 1)):
-            told = client.post("/v1/completions", json=ask | more)
-            assert len(told.json()["choices"]) == n
-        for more in ({"best_of": 3}, {"best_of": 3, "n": 2}, {"best_of": 1, "n": 2}):
-            error = client.post("/v1/completions", json=ask | more).json()["error"]
-            assert error["param"] == "best_of"
-            assert "by n, and choose" in error["message"]

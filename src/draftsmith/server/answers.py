@@ -36,8 +36,13 @@ def event(value: Any, name: str | None = None) -> Event:
 class PartEvents(ABC):
     """Events of an interface that announces each part of an answer and then streams it."""
 
-    def __init__(self, choice: Choice) -> None:
-        self._choice = choice
+    def __init__(self, answer: Answer, prefix: str) -> None:
+        """`prefix`: beginning of the response's id."""
+        self._answer, self._choice = answer, answer.choices[0]
+        self._id = answer.id = f"{prefix}_{secrets.token_hex(12)}"
+        self._items: list[dict[str, Any]] = []
+        self._going: str | None = None
+        """Type of the last item if it may continue, else None."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
@@ -181,8 +186,6 @@ class Answer:
     spell: Callable[[int], bytes]
     """Returns the bytes of a token."""
     choices: list[Choice]
-    prompts: int = 1
-    """Number of prompts; each has the same number of choices."""
     thinks: bool = False
     """Whether the chat template has reasoning."""
     id: str = ""
@@ -252,11 +255,9 @@ class Answer:
     def usage(self) -> dict[str, Any]:
         """Return the token counts. A prompt with several answers counts once."""
         results = self.results
-        each = max(1, len(self.choices) // self.prompts)
-        groups = [self.choices[i : i + each] for i in range(0, len(self.choices), each)]
-        ended = [[c.result for c in group if c.result is not None] for group in groups]
-        prompt = sum(len(group[0].prompt_tokens) for group in ended if group)
-        reused = sum(group[0].stats.reused_tokens for group in ended if group)
+        firsts = [c.result for c in self.choices[:: self.body.n] if c.result is not None]
+        prompt = sum(len(result.prompt_tokens) for result in firsts)
+        reused = sum(result.stats.reused_tokens for result in firsts)
         new = sum(len(result.tokens) for result in results)
         usage: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": reused}}
         details: dict[str, int] = {}

@@ -166,14 +166,13 @@ class Api:
         if body.suffix is not None:
             prompts = self._gaps(prompts, body.suffix)
         grammar = grammar_of(body.response_format)
-        self.check_model(body.model)
         echoes: Sequence[Echo | None] | None = [None] * len(prompts)
         if body.echo:
             echoes = await unless_gone(request, self._echoes(body, prompts, salt))
         if echoes is None:
             return Response(status_code=CLIENT_GONE)
         choices = [Choice(echo=echo) for echo in echoes for _ in range(body.n)]
-        answer = Answer(body, self.name, self.spell, choices, prompts=len(prompts))
+        answer = Answer(body, self.name, self.spell, choices)
         call = await self._begin(body, prompts, salt, {"grammar": grammar}, request)
         return await self.reply(call, answer, answer, request)
 
@@ -221,7 +220,6 @@ class Api:
 
         `more`: further options of the engine, with a grammar or None.
         """
-        self.check_model(body.model)
         if body.stream_options is not None and not body.stream:
             raise Refusal(400, "stream_options needs stream=true", param="stream_options")
         if body.best_of not in (None, body.n):

@@ -21,6 +21,7 @@ from draftsmith.server.api import Api, Arrival, log
 from draftsmith.server.ignored import HEADER, Ignored
 from draftsmith.server.refusals import Refusal, hint
 from draftsmith.server.schema import (
+    Body,
     ChatRequest,
     CompletionRequest,
     CountRequest,
@@ -91,20 +92,24 @@ def application(api: Api) -> FastAPI:
         return api.keys.salt(x_api_key if given is None else given.credentials)
 
     Caller = Annotated[str, Depends(salt)]  # noqa: N806
-    strict = not settings.tolerant
     guarded = [] if settings.public else [Depends(salt)]
     _tell_errors(app)
+
+    def begun(body: Body, strict: bool = not settings.tolerant) -> Ignored:
+        """Check the model and the fields of a request. `strict`: refuse unknown fields."""
+        api.check_model(body.model)
+        return Ignored(body, strict)
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request, caller: Caller) -> Response:
         """Answer a chat, whole or as server-sent events."""
-        ignored = Ignored(body, strict).limited(body, settings.max_output)
+        ignored = begun(body).limited(body, settings.max_output)
         return ignored.named(await api.chat(body, caller, request, ignored))
 
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request, caller: Caller) -> Response:
         """Continue one or more texts or lists of token ids."""
-        ignored = Ignored(body, strict).limited(body, settings.max_output)
+        ignored = begun(body).limited(body, settings.max_output)
         return ignored.named(await api.complete(body, caller, request))
 
     # Agents send many fields that have no meaning in the next interfaces: none is refused there.
@@ -112,20 +117,20 @@ def application(api: Api) -> FastAPI:
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request, caller: Caller) -> Response:
         """Answer a conversation, given as a list of items. Nothing is stored."""
-        ignored = Ignored(body, strict=False).limited(body, settings.max_output)
+        ignored = begun(body, strict=False).limited(body, settings.max_output)
         return ignored.named(await responses.respond(api, body, caller, request, ignored))
 
     @app.post("/v1/messages")
     async def message(body: MessagesRequest, request: Request, caller: Caller) -> Response:
         """Answer a chat in Anthropic's format."""
-        ignored = Ignored(body, strict=False).limited(body, settings.max_output)
+        ignored = begun(body, strict=False).limited(body, settings.max_output)
         return ignored.named(await messages.respond(api, body, caller, request, ignored))
 
     # Not `async`, so that FastAPI runs it in another thread: long texts take a while.
     @app.post("/v1/messages/count_tokens", dependencies=[Depends(salt)])
     def count_tokens(body: CountRequest, response: Response) -> dict[str, int]:
         """Count the prompt tokens of a chat in Anthropic's format."""
-        ignored = Ignored(body, strict=False)
+        ignored = begun(body, strict=False)
         counted = messages.count(api, body, ignored)
         ignored.named(response)
         return counted
@@ -171,8 +176,7 @@ def application(api: Api) -> FastAPI:
     @app.post("/tokenize", dependencies=[Depends(salt)])
     def tokenize(body: TokenizeRequest, response: Response) -> dict[str, Any]:
         """Convert a prompt, or messages formatted by the chat template, to token ids."""
-        api.check_model(body.model)
-        Ignored(body, strict).named(response)
+        begun(body).named(response)
         if body.messages is not None:
             opening = {name: getattr(body, name) for name in OPENING}
             chat = [message.plain() for message in body.messages]
@@ -184,8 +188,7 @@ def application(api: Api) -> FastAPI:
     @app.post("/detokenize", dependencies=[Depends(salt)])
     def detokenize(body: DetokenizeRequest, response: Response) -> dict[str, Any]:
         """Convert token ids to text, special tokens included."""
-        api.check_model(body.model)
-        Ignored(body, strict).named(response)
+        begun(body).named(response)
         size = api.engine.model.vocab_size
         if wrong := [i for i in body.tokens if not 0 <= i < size]:
             raise Refusal(400, f"token id {wrong[0]} is outside 0…{size - 1}", param="tokens")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -142,6 +142,31 @@ class Chat:
                 "that forbids calls or forces one",
                 param="response_format",
             )
+
+
+def translated(
+    placed: Sequence[tuple[str, dict[str, Any]]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    function_of: Callable[[Mapping[str, Any], str, Ignored], dict[str, Any] | None],
+    fields: dict[str, Any],
+    ignored: Ignored,
+) -> ChatRequest:
+    """Return a chat that is translated from another interface; raise Refusal.
+
+    `placed`: its messages, each after its place in the request. `function_of`: (tool, its place,
+    warnings) → function, or None for a tool that is ignored.
+    """
+    asked = fields | {"messages": [message for _, message in placed]}
+    functions = list[dict[str, Any]]()
+    for number, tool in enumerate(tools or ()):
+        function = function_of(tool, f"tools[{number}]", ignored)
+        if function is None:
+            ignored.add(f"tools[{number}] of the type {tool.get('type')!r:.100} was ignored")
+        else:
+            functions.append({"type": "function", "function": function})
+    if functions:
+        asked["tools"] = functions
+    return ChatRequest.of(asked, places=[place for place, _ in placed])
 
 
 def variables(body: ChatRequest, tokenizer: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from fastapi import Request, Response
 from draftsmith.server.answers import Answer, Event, PartEvents, event
 from draftsmith.server.api import Api
 from draftsmith.server.calls.source import Call, TextPart
-from draftsmith.server.chats import Chat
+from draftsmith.server.chats import Chat, translated
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.refusals import Refusal, renaming
 from draftsmith.server.schema import (
@@ -61,7 +60,6 @@ async def respond(
 
 def count(api: Api, body: CountRequest, ignored: Ignored) -> dict[str, int]:
     """Count the tokens of a prompt."""
-    api.check_model(body.model)
     with renaming(_FIELDS):
         asked = chat_of(body, api.tokenizer, ignored)
         chat = Chat.of(asked, api.tokenizer, api.settings.tool_format, ignored)
@@ -91,14 +89,8 @@ def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
         "continue_final_message": True if body.messages[-1].role == "assistant" else None,
     }
-    functions = list[dict[str, Any]]()
-    for number, tool in enumerate(body.tools or ()):
-        if tool.get("type") in (None, "custom") or "input_schema" in tool:
-            functions.append(_function(tool, f"tools[{number}]", ignored))
-        else:
-            ignored.add(f"tools[{number}] of the type {tool.get('type')!r:.100} was ignored")
     asked |= _thinking(body.thinking, tokenizer, ignored)
-    return ChatRequest.translated(placed, functions, asked)
+    return translated(placed, body.tools, _function, asked, ignored)
 
 
 def _thinking(thinking: Thinking | None, tokenizer: Any, ignored: Ignored) -> dict[str, Any]:
@@ -118,8 +110,10 @@ def _thinking(thinking: Thinking | None, tokenizer: Any, ignored: Ignored) -> di
     return asked
 
 
-def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[str, Any]:
-    """Return a tool as a function of a chat."""
+def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[str, Any] | None:
+    """Return a tool as a function of a chat; None for the tools of Anthropic's servers."""
+    if given.get("type") not in (None, "custom") and "input_schema" not in given:
+        return None
     tool = SchemaTool.of(given, where)
     ignored.section(tool, where)
     about = {} if tool.description is None else {"description": tool.description}
@@ -172,12 +166,8 @@ class Reply(PartEvents):
 
     def __init__(self, body: MessagesRequest, answer: Answer, prompt: int) -> None:
         """`prompt`: number of prompt tokens."""
-        super().__init__(answer.choices[0])
-        self._body, self._answer, self._prompt = body, answer, prompt
-        self._id = answer.id = f"msg_{secrets.token_hex(12)}"
-        self._blocks: list[dict[str, Any]] = []
-        self._going: str | None = None
-        """Type of the last block if it may continue, else None."""
+        super().__init__(answer, "msg")
+        self._body, self._prompt = body, prompt
         self._arguments = ""
         """JSON text of the last call's arguments so far."""
 
@@ -208,7 +198,7 @@ class Reply(PartEvents):
             self._going = kind
             block = {"type": kind, kind: ""} | ({"signature": ""} if part.thought else {})
             events.append(self._begin(block))
-        self._blocks[-1][kind] += part.text
+        self._items[-1][kind] += part.text
         return [*events, self._delta({"type": f"{kind}_delta", kind: part.text})]
 
     def _begin_call(self, call: Call) -> list[Event]:
@@ -224,25 +214,25 @@ class Reply(PartEvents):
         return [self._delta({"type": "input_json_delta", "partial_json": text})]
 
     def _begin(self, block: dict[str, Any]) -> Event:
-        self._blocks.append(block)
-        return _event("content_block_start", index=len(self._blocks) - 1, content_block=block)
+        self._items.append(block)
+        return _event("content_block_start", index=len(self._items) - 1, content_block=block)
 
     def _delta(self, delta: dict[str, Any]) -> Event:
-        return _event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
+        return _event("content_block_delta", index=len(self._items) - 1, delta=delta)
 
     def _close(self) -> list[Event]:
         """Return the events that end the last block, if it may continue."""
         kind, self._going = self._going, None
         if kind == "tool_use":
             given = arguments_of(self._arguments)
-            self._blocks[-1]["input"] = given if isinstance(given, dict) else {"": given}
+            self._items[-1]["input"] = given if isinstance(given, dict) else {"": given}
         signed = [self._delta({"type": "signature_delta", "signature": ""})]
-        end = [_event("content_block_stop", index=len(self._blocks) - 1)] if kind else []
+        end = [_event("content_block_stop", index=len(self._items) - 1)] if kind else []
         return [*(signed if kind == "thinking" else []), *end]
 
     def _message(self) -> dict[str, Any]:
         head = {"id": self._id, "type": "message", "role": "assistant", "model": self._answer.model}
-        return head | {"content": [*self._blocks]}
+        return head | {"content": [*self._items]}
 
     def _end(self) -> dict[str, Any]:
         """Return the fields `stop_reason` and `stop_sequence`."""

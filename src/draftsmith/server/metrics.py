@@ -12,6 +12,19 @@ from draftsmith.server.worker import Chunk, Worker
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1, 2.5, 5, 10, 20, 40, 80, 160,
             320)  # fmt: skip
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_SUMS = (
+    ("prompt_tokens", "vllm:prompt_tokens", "Prompt tokens of answers that ended."),
+    ("prompt_tokens", "vllm:prefix_cache_queries", "Prompt tokens looked up."),
+    ("reused_tokens", "vllm:prefix_cache_hits", "Prompt tokens that were computed before."),
+    ("attempts", "vllm:spec_decode_num_drafts", "Passes that carried a draft."),
+    ("drafted", "vllm:spec_decode_num_draft_tokens", "Drafted tokens."),
+    ("accepted", "vllm:spec_decode_num_accepted_tokens", "Accepted tokens."),
+    ("passes", "draftsmith:passes", "Passes of the model, by answer."),
+    ("failed_passes", "draftsmith:failed_passes",
+     "Passes that failed and were repeated with less, by answer."),
+    ("drafter_failures", "draftsmith:drafter_failures", "Drafters that were put aside."),
+)  # fmt: skip
+"""Fields of an answer's statistics → the metrics that add them up."""
 
 
 class Metrics:
@@ -38,22 +51,12 @@ class Metrics:
         self.decode = histogram("vllm:request_decode_time_seconds", "First to last token.")
         self.prompt_size = histogram("vllm:request_prompt_tokens", "Of a prompt.", _TOKENS)
         self.answer_size = histogram("vllm:request_generation_tokens", "Of an answer.", _TOKENS)
-        self.prompt = counter("vllm:prompt_tokens", "Prompt tokens of answers that ended.")
         self.generated = counter("vllm:generation_tokens", "Tokens given.")
-        self.queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up.")
-        self.hits = counter("vllm:prefix_cache_hits", "Prompt tokens that were computed before.")
-        self.drafts = counter("vllm:spec_decode_num_drafts", "Passes that carried a draft.")
-        self.drafted = counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.")
-        self.accepted = counter("vllm:spec_decode_num_accepted_tokens", "Accepted tokens.")
+        self.sums = [(field, counter(name, about)) for field, name, about in _SUMS]
         self.depth = counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Accepted, by place.", "position"
         )
         self.ended = counter("vllm:request_success", "Answers that ended.", "finished_reason")
-        self.passes = counter("draftsmith:passes", "Passes of the model, by answer.")
-        self.failed_passes = counter(
-            "draftsmith:failed_passes", "Passes that failed and were repeated with less, by answer."
-        )
-        self.failures = counter("draftsmith:drafter_failures", "Drafters that were put aside.")
         self.source_drafted = counter(
             "draftsmith:draft_tokens_by_source", "Drafted tokens, by who guessed.", "source"
         )
@@ -86,11 +89,8 @@ class Metrics:
         self.ended.labels(self._model, "abort" if reason == "cancelled" else reason).inc()
         self.whole.observe(chunk.seconds)
         self.queue.observe(chunk.queued)
-        self.prompt.inc(stats.prompt_tokens)
         self.prompt_size.observe(stats.prompt_tokens)
         self.answer_size.observe(new)
-        self.queries.inc(stats.prompt_tokens)
-        self.hits.inc(stats.reused_tokens)
         if new:
             first = stats.first_token_seconds
             self.first.observe(first)
@@ -98,12 +98,8 @@ class Metrics:
             self.decode.observe(chunk.seconds - first)
             if new > 1:
                 self.each.observe((chunk.seconds - first) / (new - 1))
-        self.passes.inc(stats.passes)
-        self.failed_passes.inc(stats.failed_passes)
-        self.failures.inc(stats.drafter_failures)
-        self.drafts.inc(stats.attempts)
-        self.drafted.inc(stats.drafted)
-        self.accepted.inc(stats.accepted)
+        for field, total in self.sums:
+            total.inc(getattr(stats, field))
         for place, accepted in enumerate(stats.accepted_by_depth):
             self.depth.labels(self._model, str(place)).inc(accepted)
         for source, entry in stats.by_source.items():

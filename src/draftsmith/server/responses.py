@@ -12,6 +12,7 @@ from fastapi import Request, Response
 from draftsmith.server.answers import Answer, Event, PartEvents, event
 from draftsmith.server.api import Api
 from draftsmith.server.calls.source import Call, TextPart
+from draftsmith.server.chats import translated
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.refusals import Refusal, hint, renaming
 from draftsmith.server.schema import (
@@ -66,17 +67,7 @@ def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
         "thinking_token_budget": body.thinking_token_budget,
         "add_generation_prompt": True,
     }
-    functions = list[dict[str, Any]]()
-    for number, tool in enumerate(body.tools or ()):
-        kind = tool.get("type")
-        if kind == "function":
-            ignored.fields(tool, ("type", *FUNCTION), f"tools[{number}]")
-            functions.append({name: value for name, value in tool.items() if name != "type"})
-        elif kind == "custom":
-            functions.append(_function(tool, f"tools[{number}]", ignored))
-        else:  # only OpenAI's servers have such tools
-            ignored.add(f"tools[{number}] of the type {kind!r:.100} was ignored")
-    return ChatRequest.translated(placed, functions, asked)
+    return translated(placed, body.tools, _function, asked, ignored)
 
 
 def _choice(choice: str | Mapping[str, Any] | None, ignored: Ignored) -> Any:
@@ -93,8 +84,17 @@ def _choice(choice: str | Mapping[str, Any] | None, ignored: Ignored) -> Any:
     raise Refusal(400, f"tool_choice: {why}", param="tool_choice")
 
 
-def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[str, Any]:
-    """Return a custom tool as a function of a chat, which has one parameter, `input`."""
+def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[str, Any] | None:
+    """Return a tool as a function of a chat; None for the tools of OpenAI's servers.
+
+    A custom tool becomes a function with one parameter, `input`.
+    """
+    kind = given.get("type")
+    if kind == "function":
+        ignored.fields(given, ("type", *FUNCTION), where)
+        return {name: value for name, value in given.items() if name != "type"}
+    if kind != "custom":
+        return None
     tool = CustomTool.of(given, where)
     ignored.section(tool, where)
     about = [tool.description]
@@ -254,13 +254,9 @@ class Reply(PartEvents):
     """One response, or the part generated so far, and its events."""
 
     def __init__(self, body: ResponsesRequest, answer: Answer) -> None:
-        super().__init__(answer.choices[0])
-        self._body, self._answer = body, answer
-        self._id = answer.id = f"resp_{secrets.token_hex(12)}"
+        super().__init__(answer, "resp")
+        self._body = body
         self._custom = {tool["name"] for tool in body.tools or () if tool.get("type") == "custom"}
-        self._items: list[dict[str, Any]] = []
-        self._going: str | None = None
-        """Type of the last item if it may continue, else None."""
         self._events = 0
 
     def whole(self) -> dict[str, Any]:

@@ -82,6 +82,8 @@ class Section(BaseModel):
 class Body(Section):
     """Base of all requests; unknown fields are refused, or ignored with a warning."""
 
+    model: str | None = None
+
     @model_validator(mode="before")
     @classmethod
     def readable(cls, data: Any) -> Any:
@@ -257,7 +259,6 @@ class Prediction(Section):
 class Sampling(Body):
     """Common fields of completions and chats."""
 
-    model: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=128)] = 1
@@ -325,22 +326,6 @@ class ChatRequest(Sampling):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
-    @classmethod
-    def translated(
-        cls,
-        placed: Sequence[tuple[str, dict[str, Any]]],
-        functions: Sequence[dict[str, Any]],
-        fields: dict[str, Any],
-    ) -> ChatRequest:
-        """Validate a chat that was translated from another interface; raise Refusal.
-
-        `placed`: its messages, each after its place in the request. `functions`: its tools.
-        """
-        asked = fields | {"messages": [message for _, message in placed]}
-        if functions:
-            asked["tools"] = [{"type": "function", "function": function} for function in functions]
-        return cls.of(asked, places=[place for place, _ in placed])
-
     @property
     def longest(self) -> str:
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
@@ -392,7 +377,6 @@ class ResponsesRequest(Body):
     """POST /v1/responses"""
 
     longest: ClassVar = "max_output_tokens"
-    model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -464,7 +448,6 @@ class OutputSettings(Section):
 class CountRequest(Body):
     """POST /v1/messages/count_tokens: Anthropic's fields."""
 
-    model: str | None = None
     messages: Annotated[list[Turn], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     system: str | list[Part] | None = None
@@ -489,7 +472,6 @@ class MessagesRequest(CountRequest):
 class TokenizeRequest(Body):
     """POST /tokenize: a prompt, or messages for the chat template."""
 
-    model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool = True
@@ -509,5 +491,4 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """POST /detokenize"""
 
-    model: str | None = None
     tokens: list[int]

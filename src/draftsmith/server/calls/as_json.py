@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from math import isfinite
 from typing import Any
 
 from draftsmith.server.calls.source import (
@@ -29,13 +28,7 @@ from draftsmith.server.calls.source import (
 )
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
-_PAIR = r"u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_ESCAPE = re.compile(rf'\\(?:["\\/bfnrt]|{_PAIR}|u(?![dD][89a-fA-F])[0-9a-fA-F]{{4}})')
-"""Escapes in a string. Half of a surrogate pair does not match: no valid text contains it."""
-_LETTERS = re.compile(r"[A-Za-z]+")
-_NUMERAL = re.compile(r"[-+.eE0-9]+")
-_HIGH = re.compile(r"\\u[dD][89abAB]")
-_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
+_WORD = re.compile(r"[-+.\w]*")
 
 Reader = Callable[[str, Mapping[str, str]], Parser[str]]
 """(name of a member, members before it) → parser of its value."""
@@ -58,33 +51,32 @@ def value(source: Source) -> Parser[str]:
         while more:
             yield from value(source)
             more = yield from separated(source, "]")
-    elif letter.isalpha():
-        if (yield from run(source, _LETTERS)) not in ("true", "false", "null"):
-            raise NoCall
     else:
-        number = yield from run(source, _NUMERAL)
-        if not _NUMBER.fullmatch(number) or not isfinite(float(number)):
-            raise NoCall
+        _check((yield from run(source, _WORD)))
     return source.text[begin : source.at]
+
+
+def _check(text: str) -> None:
+    """Raise NoCall for text that is no finite JSON value, or that no response can contain."""
+    try:
+        json.dumps(json.loads(text), allow_nan=False, ensure_ascii=False).encode()
+    except ValueError:
+        raise NoCall from None
 
 
 def string(source: Source) -> Parser[str]:
     """Parse a string and return its text, quotes included."""
     begin = source.at
     yield from must(source, '"')
-    while True:
-        yield from run(source, _PLAIN)
-        if (yield from taken(source, '"')):
-            return source.text[begin : source.at]
-        if (yield from ready(source, 2)) and source.text.startswith("u", source.at + 1):
-            yield from ready(source, 6)
-            if _HIGH.match(source.text, source.at) and (yield from ready(source, 8)):
-                paired = source.text.startswith(r"\u", source.at + 6)
-                yield from ready(source, 12 if paired else 8)
-        escape = _ESCAPE.match(source.text, source.at)
-        if escape is None:
+    yield from run(source, _PLAIN)
+    while not (yield from taken(source, '"')):
+        yield from must(source, "\\")
+        if not (yield from ready(source)):
             raise NoCall
-        source.at = escape.end()
+        source.at += 1
+        yield from run(source, _PLAIN)
+    _check(source.text[begin : source.at])
+    return source.text[begin : source.at]
 
 
 def members(source: Source, read: Reader | None = None) -> Parser[dict[str, str]]:

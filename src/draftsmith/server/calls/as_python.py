@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import unicodedata
 from collections.abc import Callable
 from math import isfinite
 from typing import Any
@@ -34,12 +33,9 @@ CONSTANTS = {
 
 _WORD, _NUMERAL = re.compile(r"\w+"), re.compile(r"[-+.\w]+")
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
-_SHORT = {
-    "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v",
-    "\\": "\\", "'": "'", '"': '"', "\n": "",
-}  # fmt: skip
-_DIGITS = {"x": 2, "u": 4, "U": 8}
-_OCTAL, _NAME = re.compile("[0-7]{1,2}"), re.compile("[A-Za-z0-9 -]+")
+_ESCAPE = re.compile(r"\\(N\{|[4-7][0-7]{2}|.)", re.DOTALL)
+_ESCAPES = {*"\n\\'\"abfnrtvxuU01234567", "N{"}
+"""Beginnings of escape sequences. Octal numbers above 377 are not among them."""
 
 
 def pythonic(source: Source, mark: str) -> Parser[list[Call]]:
@@ -120,52 +116,24 @@ def string(source: Source) -> Parser[str]:
     yield from ready(source, 3)
     end = 3 * quote if source.text.startswith(3 * quote, source.at) else quote
     source.at += len(end)
-    found = ""
+    begin = source.at
     while not (yield from taken(source, end)):
-        found += yield from run(source, _PLAIN[quote])
-        if (yield from taken(source, "\\")):
-            found += yield from _escaped(source)
-        elif end != quote and not (yield from _ends(source, end)):
-            found += quote
-            source.at += 1
-        elif not (yield from ready(source)):
+        if not (yield from ready(source)):
             raise NoCall
+        if (yield from taken(source, "\\")):
+            yield from ready(source)
+            source.at += 1
+        elif not (yield from run(source, _PLAIN[quote])):
+            source.at += 1  # a quote that does not end the string
+    return _unescaped(source.text[begin : source.at - len(end)])
+
+
+def _unescaped(text: str) -> str:
+    """Replace Python's escape sequences; unknown ones stay unchanged."""
+    known = _ESCAPE.sub(lambda one: one[0] if one[1] in _ESCAPES else "\\" + one[0], text)
+    try:
+        found = known.encode("latin-1", "backslashreplace").decode("unicode_escape")
+    except UnicodeDecodeError:
+        raise NoCall from None
     # Models also write one character as two escapes (a surrogate pair), as in JSON.
     return found.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
-
-
-def _ends(source: Source, end: str) -> Parser[bool]:
-    """Return whether the string or the answer ends here."""
-    yield from ready(source, len(end))
-    return source.text.startswith(end, source.at) or len(source.text) == source.at
-
-
-def _escaped(source: Source) -> Parser[str]:
-    """Parse an escape sequence after its backslash; unknown sequences stay unchanged."""
-    letter = yield from peek(source)
-    source.at += len(letter)
-    if letter and letter in "01234567":
-        yield from ready(source, 2)
-        more = _OCTAL.match(source.text, source.at)
-        source.at += len(more[0]) if more else 0
-        return chr(int(letter + (more[0] if more else ""), 8))
-    if letter == "N" and (yield from taken(source, "{")):
-        name = yield from run(source, _NAME)
-        yield from must(source, "}")
-        try:
-            found = unicodedata.lookup(name)
-        except KeyError:
-            raise NoCall from None
-        if len(found) > 1:  # a named sequence, which no literal may contain
-            raise NoCall
-        return found
-    count = _DIGITS.get(letter)
-    if count is None:
-        return _SHORT.get(letter, "\\" + letter)
-    yield from ready(source, count)
-    digits = source.text[source.at : source.at + count]
-    source.at += len(digits)
-    try:
-        return chr(int(digits, 16))
-    except (ValueError, OverflowError):
-        raise NoCall from None

@@ -1,0 +1,104 @@
+"""OpenAI's responses: whole answers, their events, tools and reasoning."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from serving import CHAT, RESPONSES, USER, Ask, responded
+
+import tiny
+
+CALLING = "{% for t in tools or [] %}<tool_call>{{ t | tojson }}{% endfor %}" + tiny.TEMPLATE
+FUNCTION = {"name": "add", "parameters": {
+    "type": "object", "properties": {"x": {"enum": ["p", "q"]}}, "required": ["x"],
+    "additionalProperties": False}}  # fmt: skip
+TOOL = {"type": "function", **FUNCTION}
+PATCH = {"type": "custom", "name": "patch", "description": "Patches.",
+         "format": {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}}  # fmt: skip
+
+
+def test_a_response_is_the_chats_answer(ask: Ask) -> None:
+    messages = [{"role": "system", "content": "be kind"}, USER]
+    chat = ask(CHAT, tiny.TEMPLATE, None, messages=messages, max_tokens=8).json()
+    told, kinds = responded(
+        ask, tiny.TEMPLATE, None, max_output_tokens=8, instructions="be kind", unknown=[1],
+        metadata={"a": "b"}, tools=[{"type": "web_search"}],
+    )  # fmt: skip
+    text = chat["choices"][0]["message"]["content"]
+    (item,) = told["output"]
+    assert item["content"] == [
+        {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    ]
+    assert told["status"] == item["status"] == "incomplete"
+    assert told["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert told["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == [
+        "output_text.done", "content_part.done", "output_item.done", "incomplete"
+    ]  # fmt: skip
+
+
+def test_a_response_calls_tools_and_takes_what_they_gave(ask: Ask) -> None:
+    told, kinds = responded(ask, CALLING, None, tools=[TOOL], tool_choice="required")
+    (call,) = told["output"]
+    assert (call["type"], told["status"]) == ("function_call", "completed")
+    assert json.loads(call["arguments"])["x"] in ("p", "q")
+    assert [*dict.fromkeys(kinds)] == [
+        "created", "in_progress", "output_item.added", "function_call_arguments.delta",
+        "function_call_arguments.done", "output_item.done", "completed",
+    ]  # fmt: skip
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}
+    history = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
+               {"type": "reasoning", "summary": []}, call, result]  # fmt: skip
+    answer = ask(RESPONSES, CALLING, "so", input=history, tools=[TOOL], tool_choice="auto").json()
+    messages = [USER, {"role": "assistant", "content": ""}, {"role": "tool", "content": "5"}]
+    tools = [{"type": "function", "function": FUNCTION}]
+    chat = ask(CHAT, CALLING, "so", messages=messages, tools=tools).json()
+    assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
+def test_a_response_can_follow_a_schema(ask: Ask) -> None:
+    schema = {"type": "array", "items": {"const": 7}, "minItems": 2, "maxItems": 2}
+    form = {"format": {"type": "json_schema", "name": "sevens", "schema": schema}}
+    told, _ = responded(ask, tiny.TEMPLATE, None, text=form)
+    assert told["output"][0]["content"][0]["text"] == "[7,7]"
+
+
+def test_a_tool_of_free_text_is_called_with_text(ask: Ask) -> None:
+    given = '*** é "a"\n\\ </tool_call>'
+    call = json.dumps({"name": "patch", "arguments": {"input": given}}, ensure_ascii=False)
+    answer = f"So.\n<tool_call>{call}</tool_call>"
+    told, kinds = responded(ask, CALLING, answer, tools=[PATCH])
+    message, item = told["output"]
+    assert message["content"][0]["text"] == "So."
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", given)
+    assert kinds[-5:] == [
+        "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.done",
+        "output_item.done", "completed",
+    ]  # fmt: skip
+    output = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}
+    again, _ = responded(ask, CALLING, "so", tools=[PATCH], input=[*told["output"], output])
+    assert again["output"][0]["content"][0]["text"] == "so"
+    choice = {"type": "custom", "name": "patch"}
+    (item,) = ask(RESPONSES, CALLING, None, tools=[PATCH], tool_choice=choice, input="hello",
+                  max_output_tokens=40).json()["output"]  # fmt: skip
+    assert item["type"] in ("custom_tool_call", "message")  # whose text may be cut
+
+
+OPENED = "{# </think> #}" + tiny.TEMPLATE.replace("assistant: {{", "assistant: <think>\n{{")
+CLOSED = OPENED.replace("<think>\n{{", "<think>\n\n</think>\n\n{{")
+
+
+@pytest.mark.parametrize(("template", "answer", "thought"), [
+    (OPENED, "the fox\n</think>\n\nhello", "the fox"), (CLOSED, "hello", ""),
+])  # fmt: skip
+def test_a_response_has_an_item_of_reasoning(
+    ask: Ask, template: str, answer: str, thought: str
+) -> None:
+    told, _ = responded(ask, template, answer)
+    kinds = [item["type"] for item in told["output"]]
+    assert kinds == (["reasoning", "message"] if thought else ["message"])
+    texts = [item["content"][0]["text"] for item in told["output"]]
+    assert texts == [text for text in (thought, "hello") if text]
+    assert (told["usage"]["output_tokens_details"]["reasoning_tokens"] > 0) == bool(thought)
