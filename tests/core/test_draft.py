@@ -48,6 +48,11 @@ def test_first_branch_is_a_chain_of_the_tree(draft: Draft) -> None:
         assert chain.tokens[0] == draft.tokens[draft.parents.index(ROOT)]
 
 
+def test_a_moved_position_ends_the_first_branch() -> None:
+    moved = Draft((1, 2), (ROOT, 0), ("t",) * 2, depths=(1, 5))
+    assert moved.first_branch() == Draft((1,), (ROOT,), ("t",))
+
+
 @pytest.mark.parametrize(
     ("draft", "complaint"),
     [
