@@ -25,7 +25,7 @@ from draftsmith.drafters.answer_cache import (
     checksum,
     merged,
 )
-from draftsmith.drafters.auto import EARLIER, Auto, AutoState
+from draftsmith.drafters.auto import Auto, AutoState
 from draftsmith.drafters.context_index import LENGTHS, ORDERS
 from draftsmith.drafters.mixer import MAX_COUNT, MAX_WEIGHT, MIN_PROB, Mixer
 from draftsmith.drafters.mixer_prior import FILE, prior
@@ -87,17 +87,6 @@ def same(one: Mixer, other: Mixer) -> bool:
 
 
 # ----------------------------------------------------------------------------------- drafts
-
-
-def test_an_earlier_answer_is_drafted_from_and_named() -> None:
-    shared = memory().of("")
-    join(shared, LEAD, PLANTED)
-    state, ctx = opened([1, 2, 3, *PLANTED[:10]], shared)
-    draft = state.draft(ctx)
-    assert draft.tokens[:3] == tuple(PLANTED[10:13])
-    assert draft.source[:3] == (EARLIER,) * 3
-    assert draft.origins is not None
-    assert draft.origins[:3] == (-1, -1, -1), "it is nowhere in the context"
 
 
 def test_what_the_context_holds_too_is_a_copy_of_the_context() -> None:
