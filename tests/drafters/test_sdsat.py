@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,8 @@ import pairs
 import pytest
 import torch
 from drafted import same_answers
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import tiny
@@ -26,7 +29,7 @@ from draftsmith.core.loop import step
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.registry import parse
-from draftsmith.drafters.sdsat import SDSAT, questions
+from draftsmith.drafters.sdsat import SDSAT, likeliest, questions
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import DrafterError, LoadError, OptionError, UnsupportedError
 from draftsmith.integrations.transformers import accelerate
@@ -248,6 +251,33 @@ def test_questions_go_where_drafts_end() -> None:
     # With little room it is the paper's two passes: draft all that was found, or ask.
     assert questions((0.9,) * 13, 13, 13, 99) == (0,) * 14
     assert questions((0.9,) * 13, 0, 13, 99) == (13,)
+
+
+TWENTIETHS = st.integers(0, 20).map(lambda i: i / 20)
+
+
+@given(
+    p=st.lists(st.lists(TWENTIETHS, min_size=1, max_size=4), min_size=1, max_size=4),
+    nodes=st.integers(0, 30),
+)
+def test_trees_are_likely(p: list[list[float]], nodes: int) -> None:
+    p = [sorted(row, reverse=True) for row in p]
+    paths = list(itertools.islice(likeliest(p, [3] * len(p)), nodes))
+
+    def reached(path: tuple[int, ...]) -> float:
+        return math.prod(p[depth][rank] for depth, rank in enumerate(path))
+
+    for number, path in enumerate(paths):
+        assert len(path) == 1 or path[:-1] in paths[:number]
+    every = [
+        path
+        for length in range(1, len(p) + 1)
+        for path in itertools.product(*(range(min(3, len(row))) for row in p[:length]))
+        if reached(path) > 0
+    ]
+    assert len(set(paths)) == len(paths) == min(nodes, len(every))
+    best = sorted(map(reached, every), reverse=True)[:nodes]
+    assert list(map(reached, paths)) == pytest.approx(best)
 
 
 # --------------------------------------------------------------------------------- refusals
