@@ -196,7 +196,9 @@ def check(
 MODELS = ["edit-bytes slem", "edit-bytes slrs", "edit-bytes tli", "edit-1m slem", "edit-1m tli"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [*MODELS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[2:])]
+)
 def test_greedy_answers_with_a_real_draft_model(name: str) -> None:
     target = "edit-7m" if name in MODELS[:2] else "stories260K"
     model, algorithm = name.split()
@@ -205,7 +207,7 @@ def test_greedy_answers_with_a_real_draft_model(name: str) -> None:
 
 
 MANY = int(os.environ.get("DRAFTSMITH_PROMPTS", "20"))
-"""Prompts of an oracle's case."""
+"""Prompts of a slow case."""
 
 
 @pytest.mark.parametrize("target", [pytest.param("edit-7m", marks=pytest.mark.slow), "stories260K"])
