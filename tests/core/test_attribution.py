@@ -13,7 +13,7 @@ import tiny
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.drafters.registry import parse
-from draftsmith.engine.attribution import Copy, Span, find_copies, spread
+from draftsmith.engine.attribution import Copy, Span, find_copies
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import DrafterError, OptionError
 from draftsmith.testing import Scripted, ToyTarget, contract_prompts, decode, plain
@@ -25,31 +25,26 @@ def copies(output: list[int], origins: list[int | None], min_length: int = 2) ->
     return find_copies(PROMPT, output, origins, min_length)
 
 
-def test_consecutive_origins_are_one_copy() -> None:
-    assert copies([90, 11, 12, 13, 91], [None, 1, 2, 3, None]) == [Copy(Span(7, 10), Span(1, 4))]
-
-
-def test_a_jump_begins_another_copy() -> None:
-    found = copies([10, 11, 14, 15], [0, 1, 4, 5])
-    assert found == [Copy(Span(6, 8), Span(0, 2)), Copy(Span(8, 10), Span(4, 6))]
-
-
-def test_a_copy_takes_in_neighbours_that_agree() -> None:
-    """The match it was found by, the target's own token after it, but nothing that differs."""
-    output = [90, 11, 12, 13, 14, 91]
-    assert copies(output, [None, None, 2, 3, None, None]) == [Copy(Span(7, 11), Span(1, 5))]
-    bonus = [10, 11, 12, 13]
-    assert copies(bonus, [0, 1, None, 3]) == [Copy(Span(6, 10), Span(0, 4))]
-
-
-def test_a_copy_does_not_reach_before_the_text() -> None:
-    assert spread(PROMPT, [15, 10, 11], [None, 0, 1]) == [None, 0, 1]
-
-
-def test_a_loop_points_to_the_round_before() -> None:
-    output = [80, 81, 80, 81, 80, 81]
-    assert [c.source for c in copies(output, [None, None, 6, 7, 6, 7])] == [Span(6, 8)] * 2
-    assert copies(output, [None, None, 6, 7, 8, 9]) == [Copy(Span(8, 12), Span(6, 10))]
+@pytest.mark.parametrize(
+    ("output", "origins", "found"),
+    [
+        ([90, 11, 12, 13, 91], [None, 1, 2, 3, None], [(7, 10, 1, 4)]),
+        ([10, 11, 14, 15], [0, 1, 4, 5], [(6, 8, 0, 2), (8, 10, 4, 6)]),
+        # The match it was found by, the target's own token after it, but nothing that differs.
+        ([90, 11, 12, 13, 14, 91], [None, None, 2, 3, None, None], [(7, 11, 1, 5)]),
+        ([10, 11, 12, 13], [0, 1, None, 3], [(6, 10, 0, 4)]),
+        ([15, 10, 11], [None, 0, 1], [(7, 9, 0, 2)]),
+        # A loop points to the round before.
+        ([80, 81] * 3, [None, None, 6, 7, 6, 7], [(8, 10, 6, 8), (10, 12, 6, 8)]),
+        ([80, 81] * 3, [None, None, 6, 7, 8, 9], [(8, 12, 6, 10)]),
+    ],
+    ids=["one", "a jump", "neighbours", "bonus", "before the text", "one round", "rounds"],
+)
+def test_copies_are_found(
+    output: list[int], origins: list[int | None], found: list[tuple[int, int, int, int]]
+) -> None:
+    expected = [Copy(Span(a, b), Span(c, d)) for a, b, c, d in found]
+    assert copies(output, origins) == expected
 
 
 def test_short_copies_do_not_count() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.core.draft import EMPTY, ROOT, Draft, Proposal
+from draftsmith.core.draft import ROOT, Draft, Proposal
 from draftsmith.errors import DrafterError
 
 
@@ -22,22 +22,6 @@ def drafts(draw: st.DrawFn) -> Draft:
     # Origins tell which node is which, whatever is cut.
     origins = tuple(range(len(tokens))) if draw(st.booleans()) else None
     return Draft(tokens, parents, ("t",) * len(tokens), probes=probes, origins=origins)
-
-
-def path(draft: Draft, node: int) -> list[int]:
-    nodes = []
-    while node != ROOT:
-        nodes.append(node)
-        node = draft.parents[node]
-    return nodes[::-1]
-
-
-@given(drafts())
-@settings(deadline=None)
-def test_depths_agree_with_paths(draft: Draft) -> None:
-    depths = draft.node_depths()
-    for node in range(len(draft)):
-        assert depths[node] == len(path(draft, node))
 
 
 @given(drafts(), st.integers(0, 5))
@@ -64,10 +48,9 @@ def test_first_branch_is_a_chain_of_the_tree(draft: Draft) -> None:
         assert chain.tokens[0] == draft.tokens[draft.parents.index(ROOT)]
 
 
-def test_chain_is_recognised() -> None:
-    assert Draft.chain([1, 2, 3], "t").is_chain
-    assert EMPTY.is_chain
-    assert not Draft((1, 2), (ROOT, ROOT), ("t", "t")).is_chain
+def test_a_moved_position_ends_the_first_branch() -> None:
+    moved = Draft((1, 2), (ROOT, 0), ("t",) * 2, depths=(1, 5))
+    assert moved.first_branch() == Draft((1,), (ROOT,), ("t",))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from draftsmith.core.loop import propose, start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.sequence import Sequence, Stalls, end_rule
 from draftsmith.core.target import RowOutput
-from draftsmith.core.tree import Continuation, merge
 from draftsmith.errors import DrafterError, DrafterStalled
 from draftsmith.testing import Scripted, ToyRow, ToyTarget, check_distribution, decode, plain
 from scripted import oracle, random_trees
@@ -58,31 +57,10 @@ def test_a_finishing_guess_counts_as_accepted_but_is_not_cached() -> None:
     assert sequence.row.cached == len(sequence.ids) - 1
 
 
-def test_batches_mix_drafters_and_rows_finish_alone() -> None:
-    target = ToyTarget(11)
-    prompts = [[1], [2, 3, 4], [5, 5, 5, 5]]
-    answers = [plain(target, p, 10 + 5 * i) for i, p in enumerate(prompts)]
-    drafters = [oracle(answers[0], 3), Scripted(lambda _c: EMPTY), random_trees(near=answers[2])]
-    sequences = [
-        sequence_of(prompt, drafter, len(answer))
-        for prompt, drafter, answer in zip(prompts, drafters, answers, strict=True)
-    ]
-    run(sequences, target)
-    assert [s.ids[s.prompt_length :] for s in sequences] == answers
-
-
-def test_chain_targets_get_the_first_branch_and_plain_ones_nothing() -> None:
-    tree = Scripted(
-        lambda ctx: merge([Continuation([1, 2], "t"), Continuation([3, 4], "t")], ctx.budget)
-    )
-    chain, flat = ToyTarget(11, shape="chain"), ToyTarget(11, shape="plain")
-    assert decode(chain, tree, [1], 20).ids[1:] == plain(chain, [1], 20)
-    assert decode(flat, tree, [1], 20).stats.drafted == 0
-
-
-def test_drafts_end_where_the_target_has_no_room() -> None:
-    target = ToyTarget(11, context_length=30)
+def test_drafts_end_where_the_target_has_no_room_and_plain_ones_get_none() -> None:
+    target, flat = ToyTarget(11, context_length=30), ToyTarget(11, shape="plain")
     answer = plain(target, [1, 2], 28)
+    assert decode(flat, oracle(answer), [1, 2], 20).stats.drafted == 0
     sequence = decode(target, oracle(answer, 16), [1, 2], 28)
     assert sequence.ids[2:] == answer
     assert sequence.row.cached < 30
@@ -111,12 +89,6 @@ def test_observe_sees_the_committed_ids_and_the_probes() -> None:
     assert (4, 11) in {shape for _, shape in seen}
 
 
-def test_costs_are_learnt_from_the_passes() -> None:
-    target, cost = ToyTarget(11), CostCurve()
-    run([sequence_of([1], oracle(plain(target, [1], 20)), 20, budget=0)], target, cost)
-    assert cost.knows_plain
-
-
 class Told(CostCurve):
     """Learns as it does, but that passes take a known time: a node 0.01 of a row's pass."""
 
@@ -142,6 +114,7 @@ def test_e13_a_batch_that_shrinks_learns_its_costs_without_a_plain_pass_for_each
 
     cost = Told()
     alone = passes(cost, together=False)
+    assert cost.knows_plain
     assert passes(cost, together=True) <= alone + 3 * 8
     assert passes(cost, together=True) <= alone + 8
 

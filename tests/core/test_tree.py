@@ -35,14 +35,6 @@ def test_branches_keep_their_order() -> None:
     assert merge([]) == merge(unweighted([], [1])[:1]) == EMPTY
 
 
-def test_leaves_are_bounded_and_beginnings_are_none() -> None:
-    given = unweighted([1, 2], [1], [1, 2, 3], [1, 4], [5, 6], [7])
-    assert paths(merge(given, branches=1)) == [(1,), (1, 2), (1, 2, 3)]
-    assert paths(merge(given, branches=2)) == [(1,), (1, 2), (1, 2, 3), (1, 4)]
-    assert paths(merge(given, branches=3))[-2:] == [(5,), (5, 6)]
-    assert merge(given, branches=9) == merge(given)
-
-
 weights = st.floats(0, 1, width=16)
 
 

@@ -64,27 +64,6 @@ def test_rows_are_the_best_tokens(vocab: int, dtype: torch.dtype) -> None:
     assert [round(step * WHOLE) for step in (0.9, 0.6, 0.3, 0.1, 0.03, 0.01)] == [*PROB_STEPS]
 
 
-def test_a_row_is_the_mean_of_what_was_said_before_and_now() -> None:
-    """The best tokens of it, the most probable first; the plain sum over all tokens agrees."""
-    source = random.Random(1)
-    state, _ = opened([])
-    for trial in range(300):
-        state.rows = np.zeros(ROWS, ROW)
-        wanted = dict.fromkeys(range(12), 0)
-        for _ in range(2):
-            parts = sorted((source.randrange(WHOLE // 4) for _ in range(TOP)), reverse=True)
-            said = source.sample(range(12), TOP)
-            for token, part in zip(said, parts, strict=True):
-                wanted[token] += part // 2
-            state.new_rows = np.array([(8, said, parts)], ROW)
-            state.read()
-        after, tokens, parts = (state.rows[7][name].tolist() for name in ROW.names)
-        assert after == 8, trial
-        assert len({*tokens}) == TOP
-        assert parts == sorted(wanted.values(), reverse=True)[:TOP]
-        assert parts == [wanted[token] for token in tokens]
-
-
 def test_rows_that_are_not_finite_are_left_out() -> None:
     for bad in (torch.nan, torch.inf):
         logits = torch.rand(2, V)
@@ -105,27 +84,6 @@ def test_what_was_never_in_the_text_is_drafted_where_the_logits_named_it() -> No
     draft.check(V, 64, len(ctx.ids))
 
 
-def test_rejected_nodes_tell_too() -> None:
-    state, ctx = opened([1, 2, 3, 1, 2, 3, 1, 2])
-    draft = step(state, ctx, [50, 51])
-    assert 3 in draft.tokens  # rejected; what the target said behind it was 51
-    ctx.ids = [*ctx.ids, 3]
-    assert 52 in state.draft(ctx).tokens
-
-
-def test_rows_are_remembered_once() -> None:
-    """An answer's end reads on after its last draft: the mean must not count a row twice."""
-    state, ctx = opened([1, 2, 3, 4, 5])
-    step(state, ctx, [600, 7, 8, 9])
-    ctx.ids = [*ctx.ids, 5]
-    state.draft(ctx)
-    before = state.rows.copy()
-    assert before["after"].any()
-    for _ in range(2):
-        state.read()
-        assert (state.rows == before).all()
-
-
 def test_rows_go_with_a_rewind_and_the_rest_is_a_fresh_start() -> None:
     state, ctx = opened([1, 2, 3, 4, 5])
     step(state, ctx, [600, 7, 8, 9])
@@ -144,17 +102,6 @@ def test_tokens_of_one_place_are_told_apart() -> None:
     ctx.vocab_size = 2 * ROWS + V
     ctx.ids = [*ctx.ids, 5 + ROWS]
     assert 601 not in state.draft(ctx).tokens
-
-
-def test_memory_does_not_grow_with_the_answer() -> None:
-    state, ctx = opened([1, 2, 3])
-    source = random.Random(0)
-    sizes = set()
-    for _ in range(60):
-        step(state, ctx, [source.randrange(V) for _ in range(70)])
-        state.keep_logits()
-        sizes.add(len(state.rows))
-    assert sizes == {ROWS}
 
 
 def test_bytes_are_said_with_the_rows_and_an_ended_answer_holds_no_logits() -> None:

@@ -404,17 +404,6 @@ def test_a_draft_models_cache_stays_right_whoever_drafted(greedy: bool) -> None:
     assert drafted == {"copyspec", "draft_model"}
 
 
-def test_engine_with_copies_and_a_draft_model() -> None:
-    model = DraftModel(small(), tokenizer=tiny.tokenizer(), tokens=3)
-    both = Cascade((CopySpec(gamma=2), model))
-    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
-    prompts = [[5, 6, 7, 8] * 5, [9] * 12, [20, 30, 40]]
-    answers = same_answers(engine, prompts, both, max_new_tokens=40, budget=6)
-    sources = {name for a in answers for name in a.stats.by_source}
-    assert sources == {"copyspec", "draft_model"}
-    assert "draft_model uses standard" in " ".join(answers[0].notices)
-
-
 def test_reproducible_and_sampled_do_not_mix() -> None:
     facts = load(tiny.model(), tiny.tokenizer()).facts
     model = DraftModel(small(), tokenizer=tiny.tokenizer(), reproducible=True)

@@ -99,13 +99,6 @@ def test_nothing_drawn_is_judged_like_something_drawn(
     check_distribution(Scripted(propose))
 
 
-def test_moved_positions_become_a_plain_branch_on_chain_targets() -> None:
-    probing = Draft((1, 2), (ROOT, ROOT), ("t",) * 2, probes=1, depths=(1, 2))
-    assert probing.first_branch() == Draft((1,), (ROOT,), ("t",))
-    moved = Draft((1, 2), (ROOT, 0), ("t",) * 2, depths=(1, 5))
-    assert moved.first_branch().tokens == (1,)
-
-
 def test_the_contract_can_fail() -> None:
     def too_wide(ctx: Context) -> Draft:
         return Draft.chain([0] * (ctx.budget + 1), "scripted")

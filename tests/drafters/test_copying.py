@@ -61,12 +61,9 @@ def test_prompt_lookup_tries_long_ngrams_first() -> None:
     assert drafted("prompt_lookup", [1, 2, 3]) == ()
 
 
-def test_longest_match_prefers_the_longest_past() -> None:
+def test_longest_match_prefers_longer_matches_and_drafts_further_after_them() -> None:
     ids = [1, 2, 3, 4, 50, 9, 2, 3, 4, 60, 1, 2, 3, 4]
     assert drafted("longest_match", ids)[0] == 50
-
-
-def test_longest_match_drafts_further_after_longer_matches() -> None:
     text = list(range(100, 140))
     short = drafted("longest_match", [*text, 1, 2, 3, 104])
     long = drafted("longest_match", [*text, *text[:20]])
@@ -83,10 +80,6 @@ def test_longest_match_goes_on_into_its_own_copy() -> None:
     assert draft.origins[:7] == (23, 24, 25, 23, 24, 25, 23), "the last round, again and again"
     ctx = context([9, 8] + [7] * 6)
     assert (parse("longest_match").open(ctx).draft(ctx).origins or ())[:3] == (7, 7, 7)
-
-
-def test_prediction_never_spills_into_the_prompt() -> None:
-    assert drafted("copyspec", [50, 51, 52, 7, 8, 9], prediction=(7, 8, 9)) == ()
 
 
 @pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "longest_match"])

@@ -7,7 +7,6 @@ from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +14,10 @@ from hypothesis import strategies as st
 from draftsmith.core.draft import ROOT, Draft
 from draftsmith.drafters.corpus import files
 from draftsmith.drafters.corpus.datastore import Datastore
-from draftsmith.drafters.corpus.files import ID, SEPARATOR
+from draftsmith.drafters.corpus.files import SEPARATOR
 from draftsmith.drafters.corpus.trie import Trie
 from draftsmith.errors import LoadError
 from draftsmith.lab.corpus.index import write_index
-from draftsmith.lab.corpus.suffixes import sorted_suffixes
 
 Documents = list[list[int]]
 
@@ -47,15 +45,6 @@ def corpora(draw: st.DrawFn) -> Documents:
     ids = draw(st.sampled_from([[0, 1], [0, 1, 2], [3, 254, 255], [65534, 65535], [1, 1 << 24]]))
     document = st.lists(st.sampled_from(ids), min_size=1, max_size=30)
     return draw(st.lists(document, min_size=1, max_size=6))
-
-
-@given(corpora())
-@settings(max_examples=200, deadline=None)
-def test_the_suffix_array_is_sorted(documents: Documents) -> None:
-    text = whole(documents)
-    largest = max(i for i in text if i != SEPARATOR)
-    found = np.concatenate(list(sorted_suffixes(np.array(text, ID), largest))).tolist()
-    assert found == sorted(range(len(text)), key=lambda start: text[start:])
 
 
 def longest_match(documents: Documents, query: list[int]) -> tuple[int, list[list[int]]] | None:
@@ -150,13 +139,6 @@ def test_of_many_occurrences_a_sample_keeps_the_shares() -> None:
     trie = store.trie(match, sample=40)
     assert dict(zip(trie.tokens.tolist(), trie.weights.tolist(), strict=True)) == {1: 30, 2: 10}
     assert continued(store, [5, 6], 2) == [[1], [2]]
-
-
-def test_no_match_spans_two_documents() -> None:
-    store = opened(SOME)
-    assert store.find([6, 9]) is None
-    assert continued(store, [5, 6], 3) == []
-    assert continued(store, [7, 7], 3) == [[7]]
 
 
 def test_the_length_of_matches_can_be_chosen() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -103,25 +102,6 @@ def test_tli_accepts_at_least_as_often_as_the_union(name: str, seed: int) -> Non
     assert found == pytest.approx([float(s) for s in sums], abs=1e-12)
 
 
-def test_truncation_can_turn_theorem_4_1_around() -> None:
-    """top-p after the masks cuts a token off that it spares without them.
-
-    q = (a: 0.5, b: 0.3, c: 0.2) over D, c unknown to T. Unmasked, top-p 0.6 keeps a and b; masked,
-    a has 0.625 and stays alone.
-    """
-    T, D = [b"a", b"b"], [b"a", b"b", b"c"]  # noqa: N806
-    params = SamplingParams(temperature=1.0, top_p=0.6)
-    p = torch.tensor([0.5, 0.5], dtype=torch.float64)  # top-p 0.6 keeps both
-    q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    target = ToyTarget(2, lambda _key: p)
-    tli, union = (
-        bound(T, D, algorithm, distribution=lambda _key: q, tokens=1)
-        for algorithm in ("tli", "union")
-    )
-    assert acceptance(tli, target, params) == pytest.approx(0.5)
-    assert acceptance(union, target, params) == pytest.approx(0.5 + 0.375)
-
-
 # ------------------------------------------------------------------------ the reproducible mode
 
 
@@ -167,39 +147,6 @@ def test_acceptance_of_the_reproducible_mode() -> None:
         *PAIRS["same"], "standard", distribution=target.distribution, reproducible=True, tokens=1
     )
     assert all(decoded(target, same, [0], 2, Gumbel(s)).stats.accepted for s in range(50))
-
-
-class Given(Gumbel):
-    """Gumbel noise from uniform numbers that a test chooses."""
-
-    uniform: np.ndarray[Any, Any]
-
-    def _uniform(self, stream: int, size: int) -> np.ndarray[Any, Any]:  # noqa: ARG002
-        return self.uniform
-
-
-def test_distribution_of_a_gumbel_draw() -> None:
-    """To 1e-9: the least token's noise by Gauss quadrature, the others' thresholds by bisection.
-
-    Given its own uniform number u, token 0 is drawn where every other one lies above a threshold;
-    the thresholds are 1 − (1−u)^(p_y/p_0), so that with whole ratios a few nodes are exact.
-    """
-    p = torch.tensor([0.125, 0.25, 0.625], dtype=torch.float64)
-    sampler = Given(0)
-    nodes, weights = np.polynomial.legendre.leggauss(12)
-    total = 0.0
-    for u, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
-        above = 1.0
-        for other in (1, 2):
-            low, high = 0.0, 1.0
-            for _ in range(50):
-                middle = (low + high) / 2
-                sampler.uniform = np.array([u, 1 - 1e-16, 1 - 1e-16])
-                sampler.uniform[other] = middle
-                low, high = (low, middle) if sampler.draw(p) == 0 else (middle, high)
-            above *= 1 - low
-        total += weight * above
-    assert total == pytest.approx(0.125, abs=1e-9)
 
 
 def test_gumbel_draws_are_keyed() -> None:

@@ -54,51 +54,51 @@ IDS = [7, 20, 21, 7, 30, 31, 7, 40, 41, 9, 50, 7]
 """7 stands at 0, 3, 6 and last."""
 
 
-def test_the_most_alike_past_is_copied() -> None:
-    near3 = states(IDS, {2: 0.9, 5: 0.5})
-    assert copied(PldPlus(K=2), context(IDS, near3)) == ([30, 31], [4, 5])
-    near6 = states(IDS, {2: 0.5, 5: 0.9})
-    assert copied(PldPlus(K=2), context(IDS, near6)) == ([40, 41], [7, 8])
+SINK = [7, 1, 7, 2, 7]
+ALONE = [3, 7, 1, 7]
+OVERFLOWED = torch.full((len(IDS) - 1, 2), float("inf"))
+HEADS = torch.zeros(3, len(IDS) - 1)
+HEADS[0, 3], HEADS[1:, 6] = 0.6, 0.4
 
 
-def test_the_first_position_ranks_last() -> None:
-    ids = [7, 1, 7, 2, 7]
-    ctx = context(ids, states(ids, {1: -1.0}))
-    assert copied(PldPlus(K=1), ctx) == ([2], [3])
-    weights = torch.tensor([[0.9, 0.0, 0.1, 0.0]])  # an attention sink is no copy
-    assert copied(PldPlus(rank="attention", K=1), context(ids, attention=weights)) == ([2], [3])
-
-
-def test_one_candidate_is_not_scored_and_none_drafts_nothing() -> None:
-    assert copied(PldPlus(K=3), context([7, 1, 2, 7])) == ([1, 2, 7], [1, 2, 3])
-    assert copied(PldPlus(), context([1, 2, 3])) == ([], None)
-    assert copied(PldPlus(), context(IDS)) == ([], None)  # several, and nothing was recorded
-
-
-def test_a_copy_ends_with_the_last_known_token_and_with_the_budget() -> None:
-    assert copied(PldPlus(), context([1, 1])) == ([1], [1])
-    ctx = context(IDS, states(IDS, {5: 0.9}))
-    assert copied(PldPlus(), ctx) == ([40, 41, 9, 50, 7], [7, 8, 9, 10, 11])
+@pytest.mark.parametrize(
+    ("drafter", "ctx", "places"),
+    [
+        # The most alike past is copied.
+        (PldPlus(K=2), context(IDS, states(IDS, {2: 0.9, 5: 0.5})), [4, 5]),
+        (PldPlus(K=2), context(IDS, states(IDS, {2: 0.5, 5: 0.9})), [7, 8]),
+        # The first position ranks last: no state is before it, and an attention sink is no copy.
+        (PldPlus(K=1), context(SINK, states(SINK, {1: -1.0})), [3]),
+        (
+            PldPlus("attention", K=1),
+            context(SINK, attention=torch.tensor([[0.9, 0.0, 0.1, 0.0]])),
+            [3],
+        ),
+        # One candidate is not scored; nothing is drafted without one, or where nothing is recorded.
+        (PldPlus(K=3), context([7, 1, 2, 7]), [1, 2, 3]),
+        (PldPlus(), context([1, 2, 3]), []),
+        (PldPlus(), context(IDS), []),
+        # A copy ends with the last known token.
+        (PldPlus(), context([1, 1]), [1]),
+        (PldPlus(), context(IDS, states(IDS, {5: 0.9})), [7, 8, 9, 10, 11]),
+        # A threshold drops what is not alike, also a single candidate and the first position.
+        (PldPlus(K=1, threshold=0.0), context(IDS, states(IDS, {2: 0.3, 5: -0.2})), [4]),
+        (PldPlus(K=1, threshold=0.35), context(IDS, states(IDS, {2: 0.3, 5: -0.2})), []),
+        (PldPlus(threshold=0.0), context(ALONE, states(ALONE, {0: -0.5})), []),
+        (PldPlus(threshold=0.0), context([7, 1, 7], torch.ones(2, 2)), []),
+        # Heads by maximum and by sum.
+        (PldPlus("attention", K=1), context(IDS, attention=HEADS), [4]),
+        (PldPlus("attention", combine="sum", K=1), context(IDS, attention=HEADS), [7]),
+        # States that overflowed do not stop it.
+        (PldPlus(K=1), context(IDS, OVERFLOWED), [7]),
+    ],
+)
+def test_copies(drafter: PldPlus, ctx: Context, places: list[int]) -> None:
+    tokens, origins = copied(drafter, ctx)
+    assert tokens == [ctx.ids[place] for place in places]
+    assert origins == (places or None)
     ctx.budget = 2
-    assert copied(PldPlus(), ctx)[0] == [40, 41]
-
-
-def test_a_threshold_drops_what_is_not_alike() -> None:
-    ctx = context(IDS, states(IDS, {2: 0.3, 5: -0.2}))
-    assert copied(PldPlus(K=1, threshold=0.0), ctx)[0] == [30]
-    assert copied(PldPlus(K=1, threshold=0.35), ctx)[0] == []
-    alone = [3, 7, 1, 7]
-    assert copied(PldPlus(threshold=0.0), context(alone, states(alone, {0: -0.5})))[0] == []
-    assert copied(PldPlus(threshold=0.0), context([7, 1, 7], torch.ones(2, 2)))[0] == []
-
-
-def test_heads_by_maximum_and_by_sum() -> None:
-    weights = torch.zeros(3, len(IDS) - 1)
-    weights[0, 3] = 0.6
-    weights[1:, 6] = 0.4
-    ctx = context(IDS, attention=weights)
-    assert copied(PldPlus(rank="attention", K=1), ctx)[0] == [30]
-    assert copied(PldPlus(rank="attention", combine="sum", K=1), ctx)[0] == [40]
+    assert copied(drafter, ctx)[0] == tokens[:2]
 
 
 def test_means_over_several_states() -> None:
@@ -106,11 +106,6 @@ def test_means_over_several_states() -> None:
     at = torch.tensor([4, 2, 1])
     assert state_before(hidden, at, 1).flatten().tolist() == [2, 4, 2]
     assert state_before(hidden, at, 3).flatten().tolist() == [5, 3, 2]
-
-
-def test_states_that_overflowed_do_not_stop_it() -> None:
-    hidden = torch.full((len(IDS) - 1, 2), float("inf"))
-    assert copied(PldPlus(K=1), context(IDS, hidden))[0] == [40]
 
 
 @pytest.mark.parametrize(("dtype", "average"), [(torch.float32, 1), (torch.bfloat16, 3)])

@@ -41,7 +41,6 @@ from draftsmith.testing import (
     assert_same_distribution,
     check_distribution,
     check_drafter,
-    decode,
     enumerate_distribution,
     plain,
 )
@@ -143,27 +142,11 @@ def test_one_pass_asks_after_every_prefix(folder: str) -> None:
     assert {tokens for _, tokens in rest[:-1]} == {3}
 
 
-def test_one_pass_under_a_small_budget_asks_where_drafts_end(folder: str) -> None:
-    target = Taught(7, 2, folder, counting(7, 2))
-    seen = run(target, bound("sdsat(k=6, passes=1)", folder), 8, limit=120)
-    assert all(len(draft) <= 8 for draft, _ in seen)
-    late = seen[len(seen) // 2 :]
-    assert sum(tokens for _, tokens in late) / len(late) > 4
-
-
 def test_one_pass_without_room_takes_turns(folder: str) -> None:
     target = Taught(7, 2, folder, counting(7, 2))
     for budget in (1, 2):
         seen = run(target, bound("sdsat(k=6, passes=1)", folder), budget)
         assert sum(tokens for _, tokens in seen) / len(seen) > 1.3
-
-
-def test_chain_targets_take_turns_too(folder: str) -> None:
-    target = Taught(7, 2, folder, counting(7, 2), shape="chain")
-    for spec in ("sdsat(k=3)", "sdsat(k=3, tree=9)"):
-        seen = run(target, parse(spec).bind(target.facts), 16)
-        assert not len(seen[0][0]), "the pass that reads the prompt's end carries no draft"
-        assert [tokens for _, tokens in seen[:5]] == [1, 1, 4, 1, 4]
 
 
 def test_chain_targets_are_asked_behind_the_draft(folder: str) -> None:
@@ -258,34 +241,7 @@ def test_the_distribution_is_the_targets(spec: str, sampling: SamplingParams, fo
     assert max(accepted) >= 2
 
 
-def test_a_tree_accepts_more_samples_than_a_chain(folder: str) -> None:
-    target = Taught(9, 2, folder)
-    per_pass = {}
-    for spec in ("sdsat(k=3)", "sdsat(k=3, tree=(3, 2))", "sdsat(k=3, tree=15)"):
-        done = decode(target, bound(spec, folder), [0, 1], 400, greedy=False, seed=1)
-        per_pass[spec] = done.stats.tokens_per_pass
-    chain, fixed, likely = per_pass.values()
-    assert 1.1 < chain < fixed < 2.5
-    assert chain < likely
-
-
 # -------------------------------------------------------------------------- its two choices
-
-
-@given(
-    held=st.lists(st.floats(0, 1), min_size=1, max_size=6),
-    found=st.integers(0, 6),
-    nodes=st.integers(1, 60),
-    depth=st.integers(0, 12),
-)
-def test_questions_fit(held: list[float], found: int, nodes: int, depth: int) -> None:
-    found = min(found, len(held))
-    asked = questions(tuple(held), found, nodes, depth)
-    c = len(asked) - 1
-    assert min(1, found) <= c <= found
-    room = [max(0, min(len(held), depth - j)) for j in range(c + 1)]
-    assert all(0 <= k <= most for k, most in zip(asked, room, strict=True))
-    assert c + sum(asked) == min(nodes, c + sum(room))
 
 
 def test_questions_go_where_drafts_end() -> None:
@@ -357,13 +313,6 @@ def test_models_must_have_been_taught(tmp_path: Path) -> None:
         bound("sdsat(k=3)", str(tmp_path))
     with pytest.raises(DrafterError, match="bound to a model"):
         SDSAT(3).open(None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("spec", ["sdsat(k=3)", "sdsat(k=3, passes=1, tree=None)"])
-def test_bound_ones_print_like_what_was_typed(spec: str, folder: str) -> None:
-    drafter, made = parse(spec), bound(spec, folder)
-    assert (str(made), hash(made), made) == (str(drafter), hash(drafter), drafter)
-    assert made.bind(ModelFacts(layers=1, heads=1)) is made
 
 
 # --------------------------------------------------------------------------------- on models

@@ -12,13 +12,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import DISTRIBUTIONS, PAIRS, SAMPLED, bound, check, decoded, in_a_batch
+from pairs import DISTRIBUTIONS, PAIRS, bound, check, decoded, in_a_batch
 from torch import Tensor
 
 import tiny
 from draftsmith.core import verify
 from draftsmith.core.draft import Draft, LazyDistribution
-from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import Shape
 from draftsmith.drafters.draft_model import psi as psi_of
@@ -174,23 +173,6 @@ def test_psi_is_the_probability_of_the_proposal(name: str, psi: str) -> None:
         for seed in range(10):
             p = ToyTarget(len(tokens), order=1, seed=seed).distribution([0])
             assert torch.minimum(p, distributions[0]).sum() >= (p * distributions[0]).sum()
-
-
-def test_acceptance_is_what_psi_says() -> None:
-    drafter = drafter_of("prefixes", "path", tokens=1)
-    target = ToyTarget(4, order=1, seed=1)
-
-    def accepted(sampler: Enumerated) -> int:
-        return decoded(target, drafter, [0, 1], 2, sampler).stats.accepted
-
-    def proposal(sampler: Enumerated) -> Tensor:
-        context = Context([0, 1], 2, 4, SAMPLED, sampler, budget=1, depth=1)
-        [draft] = drafter.draft([drafter.open(context)], [context])
-        return draft.proposals[-1].q.of(range(4))  # type: ignore[union-attr]
-
-    psi = proposal(Enumerated([]))
-    expected = float(torch.minimum(target.distribution([0, 1]), psi).sum())
-    assert enumerate_distribution(accepted)[1] == pytest.approx(expected, abs=1e-12)
 
 
 # ---------------------------------------------------------------------------- pairs that cannot

@@ -9,7 +9,6 @@ from itertools import product
 from pathlib import Path
 from random import Random
 from textwrap import indent
-from typing import Any
 
 import drafted
 import pytest
@@ -21,12 +20,12 @@ from torch import Tensor
 import tiny
 from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.drafter import Context, Outcome
-from draftsmith.core.target import Needs, RowOutput
+from draftsmith.core.target import RowOutput
 from draftsmith.core.tree import Continuation
 from draftsmith.core.verify import Verification
 from draftsmith.drafters import spectra
 from draftsmith.drafters.registry import parse
-from draftsmith.drafters.spectra import Predictor, Spectra, _Pool
+from draftsmith.drafters.spectra import Predictor, _Pool
 from draftsmith.drafters.spectra_ngrams import Ngrams
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
@@ -55,9 +54,6 @@ def passed(state: _Pool, ctx: Context, logits: Tensor, draft: Draft, token: int 
     """One pass that accepted nothing and emitted `token`."""
     ctx.ids.append(token)  # type: ignore[attr-defined]
     state.observe(ctx, Outcome(draft, Verification((), (token,), (None,)), RowOutput(logits)))
-
-
-# ------------------------------------------------------------------------------ contract
 
 
 SPECS = [
@@ -92,9 +88,6 @@ def test_contract(spec: str) -> None:
 def test_options_that_cannot_work(spec: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         parse(spec)
-
-
-# -------------------------------------------------------------------------- dictionaries
 
 
 def test_two_passes_by_hand() -> None:
@@ -182,20 +175,6 @@ def test_the_backward_guess_takes_the_longest_key_and_stops_at_a_miss() -> None:
     assert ngrams.backward([1, 2], 3) == [5], "the last write wins"
 
 
-def test_the_least_recently_recorded_goes() -> None:
-    ngrams = Ngrams(per_key=2, memory=4, sub_ngrams=False)
-    for last in (1, 2, 1, 3):
-        ngrams.record((0, last))
-    assert ngrams.forward(0, ()) == [(3,), (1,)]
-    assert ngrams.changed_keys() == {0: True}
-    for key in (5, 6, 0, 7, 8):
-        ngrams.record((key, 4))
-    assert ngrams.changed_keys() == {0: False, 5: False, 6: False, 7: True, 8: True}
-    assert ngrams.forward(0, ()) == [], "what is forgotten is unseen again"
-    assert ngrams.forward(8, ()) == [(4,)]
-    assert ngrams._followers.keys() == {7, 8}, "those that came first went, down to half"
-
-
 @given(st.lists(st.integers(0, 9), max_size=90))
 def test_a_key_has_the_latest_different_continuations(lasts: list[int]) -> None:
     ngrams = Ngrams(per_key=3, memory=4, sub_ngrams=False)
@@ -217,9 +196,6 @@ def test_memory_stays_bounded_and_changes_add_up(chains: list[list[int]]) -> Non
         assert keys == set(ngrams._followers)
         assert len(keys) <= 4
         assert all(len(ngrams.forward(key, ())) <= 3 for key in keys)
-
-
-# -------------------------------------------------------------------------------- tau
 
 
 @given(st.integers(1, 400), st.integers(1, 12), st.integers(0, 2**31), st.booleans())
@@ -274,9 +250,6 @@ def test_chains_start_from_the_prompt_and_draws_are_the_drafters_own() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ------------------------------------------------------------------------------- drafts
-
-
 def recorded(spec: str, chains: Sequence[tuple[int, ...]]) -> _Pool:
     state = opened(spec)
     state.ngrams.record(*chains)
@@ -327,30 +300,6 @@ def test_ablations_leave_one_source_out() -> None:
     whole = recorded("spectra(N=3, sub_ngrams=False, backward=False)", chains)
     assert whole.guesses([2]) == [Continuation((5, 6), "spectra.forward")]
     assert whole.guesses([5]) == []
-
-
-def test_lookahead_is_spectra_with_fewer_switches() -> None:
-    state = opened("lookahead(N=4, W=3, G=2)")
-    assert state.config == Spectra(
-        4, 3, 2, tau=1.0, backward=False, sub_ngrams=False, positions="staggered"
-    )
-    state.ngrams.record((1, 2, 3, 4))
-    assert state.guesses([1]) == [Continuation((2, 3, 4), "lookahead.forward")]
-    assert parse("lookahead").preferred_width() == 60 + 15 * 4
-    assert parse("spectra").preferred_width() == 60 + 5 + 14 * 4
-
-
-def test_without_a_pool_the_text_fills_the_dictionaries() -> None:
-    state = opened("spectra(N=3, W=2, pool=False)")
-    assert parse("spectra(pool=False)").needs == Needs()
-    assert parse("spectra(pool=False)").preferred_width() == 5 + 14 * 4
-    assert not state.draft(context([1, 2, 3, 9, 1, 2, 4, 9, 1, 2])).probes
-    assert by_source(state, [1, 2, 3, 9, 1, 2, 4, 9, 1, 2]) == [
-        ("backward", 4), ("backward", 9), ("backward", 1), ("forward", 3), ("forward", 9),
-    ]  # fmt: skip
-    assert by_source(state, [1, 2, 3, 9, 1, 2, 4, 9, 1, 2, 2]) == [
-        ("backward", 4), ("backward", 9), ("backward", 1), ("forward", 2),
-    ]  # fmt: skip
 
 
 @given(
@@ -418,31 +367,6 @@ def test_positions() -> None:
     assert own.draft(ctx) == staggered.draft(ctx) == Draft()
 
 
-@given(
-    st.sampled_from(SPECS),
-    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 9)), min_size=1, max_size=12),
-    st.integers(0, 99),
-)
-@settings(max_examples=100, deadline=None)
-def test_drafts_respect_budget_and_depth(
-    spec: str, limits: list[tuple[int, int]], seed: int
-) -> None:
-    state, ctx = opened(spec), context([1, 2, 3, 1])
-    rng, generator = Random(seed), torch.Generator().manual_seed(seed)
-    for budget, depth in limits:
-        ctx.budget, ctx.depth = budget, depth
-        draft = state.draft(ctx)
-        draft.check(V, budget)
-        assert max(draft.node_depths(), default=0) <= depth
-        assert draft.probes % (state.config.N - 1) == 0
-        assert draft == draft.clip(depth)
-        logits = torch.randn((1 + len(draft), V), generator=generator)
-        passed(state, ctx, logits, draft, rng.randrange(V))
-
-
-# ------------------------------------------------------------------------------ corpus
-
-
 def test_a_corpus_fills_the_rest_of_the_guesses(tmp_path: Path) -> None:
     write_index(
         tmp_path, [[1, 2, 3], [1, 2, 4, 5], [1, 2, 3, 6]], vocabulary="v", examples=3, model="toy"
@@ -464,9 +388,6 @@ def test_a_corpus_fills_the_rest_of_the_guesses(tmp_path: Path) -> None:
         parse(f"spectra(corpus={str(tmp_path / 'none')!r})")
 
 
-# -------------------------------------------------------------------------------- page
-
-
 def test_the_page_quotes_the_source() -> None:
     root = Path(__file__).parents[2]
     page = (root / "docs" / "algorithms" / "spectra.md").read_text("utf-8")
@@ -478,28 +399,9 @@ def test_the_page_quotes_the_source() -> None:
         assert any(indent(block, " " * by) in source for by in (0, 4, 8, 12)), block
 
 
-# ------------------------------------------------------------------------- whole answers
-
-
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), budget="drafter")
-
-
-PROMPTS = ([5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8], [17], list(range(30, 60)))
-
-
-@pytest.mark.parametrize(
-    ("spec", "budget"),
-    [("spectra(tau=1)", "auto"), ("lookahead", "drafter")],
-)
-def test_greedy_answers_are_those_of_plain_decoding(engine: Engine, spec: str, budget: Any) -> None:
-    for ids in PROMPTS:
-        options = {"max_new_tokens": 40, "temperature": 0.0}
-        answer = engine.generate(ids, drafter=spec, budget=budget, **options)
-        assert answer.tokens == engine.generate(ids, drafter="none", **options).tokens
-        assert all(".pool" not in source for source in answer.sources)
-        assert all(".pool" not in source for source in answer.stats.by_source)
 
 
 def test_a_deterministic_text_is_soon_guessed() -> None:
@@ -508,18 +410,9 @@ def test_a_deterministic_text_is_soon_guessed() -> None:
     done = decode(circle, parse("spectra(N=4, W=3, tau=1)"), [0, 1, 2], 60, budget=40)
     assert done.ids[3:] == plain(circle, [0, 1, 2], 60)
     assert done.stats.tokens_per_pass > 2.5
+    assert all(".pool" not in source for source in (*done.sources, *done.stats.by_source))
     right = {name for name, found in done.stats.by_source.items() if found.accepted}
     assert right == {"spectra.backward"}, "shared nodes belong to the first"
-
-
-def test_targets_that_verify_one_branch_decode_plainly() -> None:
-    target = ToyTarget(12, shape="chain")
-    done = decode(target, parse("spectra"), [1, 2, 3], 20, budget=200)
-    assert done.stats.passes == 20
-    assert done.stats.probes == 0
-
-
-# -------------------------------------------------------------------------------- chats
 
 
 def test_dictionaries_live_on_in_a_chat(engine: Engine) -> None:

@@ -213,10 +213,8 @@ def check_cuts(tokenizer: Any, text: str) -> None:
 def test_a_text_and_what_goes_on_it_join(text: str) -> None:
     check_cuts(tiny.sentencepiece(), "once" + text)
     check_cuts(tiny.tokenizer(), "once" + text)
-
-
-def test_t5s_decoder_keeps_the_space_too() -> None:
-    check_cuts(tiny.sentencepiece(fallback=False), "once upon a time  nobody")
+    if text.isascii():  # T5's decoder knows no bytes
+        check_cuts(tiny.sentencepiece(fallback=False), "once" + text)
 
 
 def test_what_stands_before_is_found() -> None:
@@ -246,12 +244,3 @@ def test_real_tokenizers_keep_the_space(shared_data: Path, name: str) -> None:
     ids = tokenizer("Once upon a time")["input_ids"]
     behind = last_written(tokenizer, ids[:-2])
     assert decode(tokenizer, ids[-2:], preceding=behind) == " a time"
-
-
-@given(st.lists(st.integers(0, 5 + len(BYTES)), max_size=20), st.integers(0, 20))
-@settings(max_examples=100)
-def test_byte_level_text_is_the_same_behind_anything(chosen: list[int], cut: int) -> None:
-    tokenizer, known = tiny.tokenizer(), [0, 1, 2, 300, 301, 302, *plain(*BYTES)]
-    ids = [known[i] for i in chosen]
-    behind = last_written(tokenizer, ids[:cut])
-    assert decode(tokenizer, ids[cut:], preceding=behind) == decode(tokenizer, ids[cut:])

@@ -266,16 +266,6 @@ def test_the_maps_undo_each_other(a: str, b: str) -> None:
         assert shared.size == len(target.ids.keys() & drafter.ids.keys()) + len(names)
 
 
-def test_a_toy_needs_no_tokenizer() -> None:
-    target = Vocabulary([b"a", b"b", None, b"ab"], {2: "</s>"})
-    drafter = Vocabulary([None, b"ab", b"a", b"c", b"a"], {0: "</s>"})
-    shared = intersect(target, drafter)
-    assert shared.to_target.tolist() == [2, 3, 0, -1, -1]
-    assert shared.to_drafter.tolist() == [2, -1, 0, 1]
-    assert shared.size == 3
-    assert target.bytes_of([3, 2, 1]) == b"abb"
-
-
 def with_replacement_characters(*strip: decoders.Decoder) -> Tokenizer:
     """Like Gemma's: U+FFFD is a character of some tokens, beside SentencePiece's bytes."""
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256))]
