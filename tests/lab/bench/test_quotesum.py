@@ -12,7 +12,6 @@ from tokenizers import Tokenizer
 import tiny
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import OptionError
 from draftsmith.lab.bench.replay import replay
 
 TEXT = "the quick brown fox jumps over the lazy dog and the quick brown fox"
@@ -44,15 +43,6 @@ def test_forcing_a_model_equals_replaying(drafter: str) -> None:
     copied = {i: origin for i, origin in enumerate(origins) if origin is not None}
     assert copied
     assert all(ids[origin] == one.answer[i] for i, origin in copied.items())
-
-
-def test_a_forced_model_shows_its_states() -> None:
-    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
-    one = item()
-    origins = forced(one, "pld_plus(layer=1)", engine)
-    assert any(origin is not None for origin in origins)
-    with pytest.raises(OptionError):
-        forced(one, "pld_plus(layer=9)", engine)
 
 
 def test_scores_count_tokens() -> None:

@@ -22,7 +22,7 @@ from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.encoding import _load as loaded
 from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.replay import ReplayBudget, replay
-from draftsmith.lab.bench.rows import ReplaySum, summarize
+from draftsmith.lab.bench.rows import summarize
 from draftsmith.lab.bench.suites import read, sample
 from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.lab.bench.templates import TEMPLATES
@@ -69,6 +69,8 @@ def test_widths_are_counted_by_context() -> None:
     assert dict(done.passes) == {(64, 3): 1}
     long = replay(range(300), range(3), parse("none"), 1000)
     assert dict(long.passes) == {(320, 1): 3}
+    stats = replay([*range(20), *range(3)], [3, 4, 99], parse("copyspec(block=4)"), 100).stats
+    assert stats.acceptance_by_depth == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_a_budget_replaces_the_drafters_own_width() -> None:
@@ -138,8 +140,7 @@ def test_a_models_own_folder_is_read_like_the_engine_does(tmp_path: Path, engine
     tiny.tokenizer().save_pretrained(tmp_path)
     record = Record("x", "x", messages=tuple(CHAT), output="a test")
     encoded = Encoding((), str(tmp_path))(record)
-    call = engine.prepare({})
-    assert list(encoded.prompt) == call.encode(CHAT)
+    assert list(encoded.prompt) == engine.prepare({}).encode(CHAT)
     assert encoded.answer[-1] == end_ids(engine.model)[0]
 
 
@@ -382,9 +383,3 @@ def test_a_tokenizer_that_changes_the_text(shared_data: Path) -> None:
     with pytest.raises(OptionError, match="t5-small changes texts"):
         Encoding((shared_data / "tokenizers",), "t5-small").check(nameless)
     Encoding((shared_data / "tokenizers",), "llama2").check(nameless)  # of another kind
-
-
-def test_acceptance_by_depth() -> None:
-    stats = replay([*range(20), *range(3)], [3, 4, 99], parse("copyspec(block=4)"), 100).stats
-    assert stats.acceptance_by_depth == [1.0, 1.0, 0.0, 0.0]
-    assert ReplaySum("s", None, None, "d", 1, stats).drafted_per_pass == 4

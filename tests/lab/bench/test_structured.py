@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from benchmarks.schemas import Unfit, bounded, parts
+from benchmarks.schemas import Unfit, bounded
 
 ROOT = {
     "definitions": {
@@ -58,9 +58,3 @@ def test_it_adds_bounds_and_keeps_rules() -> None:
 def test_what_bounds_alone_do_not_fit_is_left_out(schema: Any) -> None:
     with pytest.raises(Unfit):
         bounded(schema, ROOT)
-
-
-def test_parts_have_the_names_of_their_places() -> None:
-    inner = {"properties": {"x": {"type": "null"}, "y": {"type": "null"}}}
-    document = {"definitions": {"point": inner, "path": {"items": [inner]}}}
-    assert [name for name, _ in parts(document)] == ["point", "path"]
