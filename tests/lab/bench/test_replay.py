@@ -175,15 +175,6 @@ def test_figures_of_an_independent_replay(shared_data: Path) -> None:
             assert found[*place, str(drafter)] == pytest.approx(figure, rel=0.02), place
 
 
-def test_turns_come_by_number_whichever_was_replayed_first() -> None:
-    ids = (5, 6, 7, 8)
-    records = [
-        Record(f"r/{turn}", "s", turn=turn, prompt_ids=ids, output_ids=ids) for turn in (10, 2, 1)
-    ]
-    done = sweep(records, [parse("prompt_lookup")], Replayer(Encoding())).done
-    assert [row.turn for row in summarize(done)] == [None, 1, 2, 10]
-
-
 # --- the command -------------------------------------------------------------------------------
 
 
@@ -283,13 +274,18 @@ def test_a_foreign_file_is_not_appended_to(folder: Path) -> None:
         Finished(log / "x")
 
 
-def test_the_table_names_what_it_left_out(folder: Path, tmp_path: Path) -> None:
+def test_the_table_has_turns_by_number_and_names_what_it_left_out(
+    folder: Path, tmp_path: Path
+) -> None:
     shutil.copytree(folder / "tokenizers", tmp_path / "tokenizers")
-    log = tmp_path / "log.jsonl"
-    log.write_text((folder / "log.jsonl").read_text() + "{\n" + '{"prompt": "x"}\n')
+    log, lines = tmp_path / "log.jsonl", (folder / "log.jsonl").read_text()
+    twice = [json.dumps({"id": f"r/{t}", "turn": t, "prompt_ids": [5, 6, 7], "output_ids": [5, 6]})
+             for t in (10, 2)]  # fmt: skip
+    log.write_text("\n".join([lines.rstrip(), "{", '{"prompt": "x"}', *twice]))
     result = call("replay", log, "-d", "copyspec", "--on-error", "skip")
     assert result.exit_code == 0, result.output
-    assert "turn 2" in result.stdout
+    places = [result.stdout.index(f"turn {turn} ") for turn in (1, 2, 10)]
+    assert places == sorted(places)
     assert "accepted, by position" in result.stdout
     assert "line 25: not JSON" in result.stderr
     assert "1 record has no output" in result.stderr

@@ -276,34 +276,24 @@ def test_where_an_answer_leaves_plain_decoding(model: LoadedModel) -> None:
     assert first_difference([1, 2], [1, 2, 3]) == 2
 
 
-def test_assisted_generation(model: LoadedModel, tmp_path: Path) -> None:
-    folder = tmp_path / "assistant"
-    tiny.save(folder)
-    arms = "none", f"hf:assisted(model={folder},tokens=4)"
-    rows = go(plan_of(model, *arms, records=records(1)))
-    assert {r.arm for r in rows} == {"none", "hf:assisted(model=assistant,tokens=4)"}
-    assert all(r.divergence is None for r in rows)
-    assert all(r.passes < 24 for r in rows if r.arm != "none")
-    assert str(tmp_path) not in json.dumps([r.as_dict() for r in rows])
-
-
-def test_an_assistant_with_another_tokenizer(model: LoadedModel, tmp_path: Path) -> None:
-    folder, vocabulary = tmp_path / "other", tiny.tokenizer(280)
+@pytest.mark.parametrize("same", [True, False])
+def test_assisted_generation(model: LoadedModel, tmp_path: Path, same: bool) -> None:
+    """With an assistant of the same tokenizer, or of another one."""
+    folder, vocabulary = tmp_path / "assistant", tiny.tokenizer(*() if same else (280,))
     config = type(tiny.model().config)(**tiny.model().config.to_dict())
-    config.vocab_size = len(vocabulary)
+    config.vocab_size = len(vocabulary) if not same else config.vocab_size
     torch.manual_seed(0)
     type(tiny.model())(config).save_pretrained(folder)
     vocabulary.save_pretrained(folder)
-    arms = "none", f"hf:assisted(model={folder})"
-    plan = plan_of(model, *arms, records=records(1), max_new_tokens=8)
-    assert {"tokenizer", "assistant_tokenizer"} <= vars(plan.arms[1])["options"].keys()
-    assert all(row.divergence is None for row in go(plan))
-
-
-def test_what_a_peer_cannot_do_is_said(model: LoadedModel) -> None:
-    plan = plan_of(model, "hf:generate")
-    vars(plan.arms[0])["options"]["no_such_option"] = 1
-    with pytest.raises(UnsupportedError, match=r"hf:generate cannot answer .*no_such_option"):
+    plan = plan_of(model, "none", f"hf:assisted(model={folder},tokens=4)", records=records(1))
+    options = vars(plan.arms[1])["options"]
+    assert ({"tokenizer", "assistant_tokenizer"} <= options.keys()) is not same
+    rows = go(plan)
+    assert {r.arm for r in rows} == {"none", "hf:assisted(model=assistant,tokens=4)"}
+    assert all(r.divergence is None for r in rows)
+    assert str(tmp_path) not in json.dumps([r.as_dict() for r in rows])
+    options["no_such_option"] = 1
+    with pytest.raises(UnsupportedError, match=r"hf:assisted.* cannot answer .*no_such_option"):
         go(plan)
 
 
