@@ -42,23 +42,6 @@ POSIX = pytest.mark.skipif(sys.platform == "win32", reason="processes cannot be 
 # ---------------------------------------------------------------------------- what they share
 
 
-def test_results_are_known_by_arm_prompt_and_settings(tmp_path: Path) -> None:
-    computed = []
-
-    def compute() -> list[int]:
-        computed.append(1)
-        return [len(computed)]
-
-    results = Results(tmp_path / "x.jsonl", threads=2)
-    assert results.recall("a", "prompt", compute, runs=3) == [1]
-    for arm, prompt, runs in (("b", "prompt", 3), ("a", "other", 3), ("a", "prompt", 4)):
-        assert results.known(arm, prompt, runs=runs) is None
-    again = Results(tmp_path / "x.jsonl", threads=2)
-    assert again.recall("a", "prompt", compute, runs=3) == [1]
-    assert Results(tmp_path / "x.jsonl", threads=1).known("a", "prompt", runs=3) is None
-    assert computed == [1]
-
-
 def test_a_promise_is_broken_by_the_upper_end_of_its_interval(tmp_path: Path) -> None:
     results = Results(tmp_path / "x.jsonl")
     slow, fast = ("slow", 1.2, lambda: [[1.0, 1.5], [1.0, 1.0]]), ("fast", 1.2, lambda: [[1], [2]])

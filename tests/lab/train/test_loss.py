@@ -81,9 +81,3 @@ def test_nothing_is_learnt_from_the_adaptive_tokens_own_probability() -> None:
     assert table.grad is not None
     assert torch.equal(table.grad[:, A], torch.zeros(V))
     assert table.grad.abs().sum() > 0
-
-
-def test_rows_without_windows_still_count() -> None:
-    none = Batch(IDS, torch.zeros_like(DEPTHS))
-    loss = loss_of("improved", logits, none, [A], none.labels.numel())
-    assert float(loss.total) == pytest.approx(summed(PLAIN, ALL) / 8 / 2, rel=1e-5)

@@ -30,7 +30,6 @@ from draftsmith.errors import (
 from draftsmith.lab.train import curves
 from draftsmith.lab.train.curves import StepLosses
 from draftsmith.lab.train.recipe import Options, Recipe, Texts
-from draftsmith.lab.train.run import kept_whole
 from draftsmith.lab.train.sdsat import train
 from draftsmith.model.adaptive import AdaptiveTokens
 from work import DIES
@@ -393,20 +392,3 @@ def test_a_damaged_file_of_adaptive_tokens(tmp_path: Path, text: str) -> None:
     (tmp_path / "sdsat.json").write_text(text)
     with pytest.raises(LoadError, match="has no valid adaptive tokens"):
         AdaptiveTokens.load(str(tmp_path))
-
-
-def test_a_half_written_folder_that_stays_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    half = tmp_path / "step"
-    half.mkdir()
-
-    def refuse(_folder: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(shutil, "rmtree", refuse)
-    with (
-        pytest.raises(WriteError, match=r"step is left half written \(Permission denied\), delete"),
-        kept_whole(half, half),
-    ):
-        raise OSError(28, "No space left on device")
