@@ -246,15 +246,11 @@ def test_killed_anywhere_it_goes_on(
     Datastore.open(folder)
 
 
-def _killed(*_args: Any, **_options: Any) -> Any:
-    raise Killed
-
-
-def test_finished_passes_are_not_repeated(
+def test_a_build_that_was_begun_is_gone_on_with_and_no_other(
     plan: CorpusPlan, model: LoadedModel, tmp_path: Path
 ) -> None:
-    done: list[int] = []
-    real = building.log_likelihoods
+    """Finished passes are not repeated; another build in the folder is refused, then and later."""
+    folder, done, real = tmp_path / "c", list[int](), building.log_likelihoods
 
     def counted(*args: Any) -> list[float]:
         if len(done) == 2:
@@ -265,10 +261,19 @@ def test_finished_passes_are_not_repeated(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "log_likelihoods", counted)
         with pytest.raises(Killed):
-            make(plan, tmp_path / "c", model)
+            make(plan, folder, model)
+    other = load(tiny.model(layers=1), tokenizer=tiny.tokenizer())
+    texts = replace(plan, texts=some_texts(tmp_path / "others", 7))
+    for given, target in ((texts, model), (plan, other)):
+        with pytest.raises(OptionError, match="the beginning of another build"):
+            make(given, folder, target)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "log_likelihoods", lambda *args: done.append(1) or real(*args))
-        make(plan, tmp_path / "c", model)
+        header = make(plan, folder, model)
+        assert make(plan, folder, model) == header  # nothing is left to do
     assert len(done) == len(passes(model, pieces_of(plan).lengths))
+    with pytest.raises(OptionError, match="already holds a corpus of tiny"):
+        make(replace(plan, keep=8), folder, model)
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -303,27 +308,3 @@ def test_what_cannot_work_is_refused_and_left_alone(
         make(plan, tmp_path / "s", model)
     assert not (tmp_path / "s").exists()
     assert [path.name for path in full.iterdir()] == ["thesis.tex"]
-
-
-def test_another_build_in_the_same_folder_is_refused(
-    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "write_index", _killed)
-        with pytest.raises(Killed):
-            make(plan, tmp_path / "c", model)
-    texts = some_texts(tmp_path / "others", 7)
-    with pytest.raises(OptionError, match="the beginning of another build"):
-        make(CorpusPlan(texts=texts, piece=16, keep=9), tmp_path / "c", model)
-    other = load(tiny.model(layers=1), tokenizer=tiny.tokenizer())
-    with pytest.raises(OptionError, match="the beginning of another build"):
-        make(plan, tmp_path / "c", other)
-
-
-def test_a_finished_corpus_is_left_alone(
-    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
-) -> None:
-    first = make(plan, tmp_path / "c", model)
-    assert make(plan, tmp_path / "c", model) == first
-    with pytest.raises(OptionError, match="already holds a corpus of tiny"):
-        make(CorpusPlan(texts=plan.texts, piece=16, keep=8), tmp_path / "c", model)

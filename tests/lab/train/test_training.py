@@ -255,17 +255,6 @@ def test_a_token_that_is_not_free(
     assert not (tmp_path / "out").exists()
 
 
-def test_texts_shorter_than_a_sequence(model: Path, texts: Texts, tmp_path: Path) -> None:
-    short = tmp_path / "short.txt"
-    short.write_text("hello world")
-    with pytest.raises(OptionError, match=r"training texts have \d+ tokens.*needs 25"):
-        train(str(model), RECIPE, Texts(paths=[short]), tmp_path / "out", OPTIONS)
-    wrong = replace(texts, held_out=[short])
-    with pytest.raises(OptionError, match="held-out texts have"):
-        train(str(model), RECIPE, wrong, tmp_path / "out", OPTIONS)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("file", "settings", "says"),
     [

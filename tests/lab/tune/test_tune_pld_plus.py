@@ -24,6 +24,7 @@ from draftsmith.lab.tune.pld_plus import (
     answer_and_peaks,
     best_layer,
     calibrate,
+    likely_source,
     passes_by_attention,
     passes_by_layer,
     ranked,
@@ -45,6 +46,14 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+def test_a_token_comes_from_where_the_common_past_is_longest() -> None:
+    ids = [5, 1, 9, 4, 1, 9, 4, 1, 9]
+    assert likely_source(ids, 6) == 5  # "4 1 9": preceded by 4 there, by 5 at position 2
+    assert likely_source([1, 2, 1, 2, 7, 2], 5) == 3  # none has a common past: the latest
+    assert likely_source([1, 2, 3], 3) is None
+    assert likely_source([1, 2, 3, 4], 3) is None
 
 
 def test_choices() -> None:
