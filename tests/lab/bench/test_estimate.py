@@ -19,7 +19,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError, WriteError
 from draftsmith.lab.bench.cost import CostTable, Point, Slope, measure_cost, parse_cost, recorded
 from draftsmith.lab.bench.encoding import Encoding
-from draftsmith.lab.bench.estimate import automatic, estimate, predict
+from draftsmith.lab.bench.estimate import automatic, estimate, plain_seconds, predict
 from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.replay import Replay, ReplayBudget, replay
 from draftsmith.lab.bench.sweep import Replayer, sweep
@@ -115,6 +115,14 @@ def test_the_drafters_time_counts_beside_a_plain_pass_of_any_length(plain_ms: fl
     found = predict([replayed(2.4 * plain_ms / 1e3)], Slope(0.1, plain_ms / 1e3), None, "d")
     assert found.drafter_share == pytest.approx(0.5)
     assert found.speedup == pytest.approx(6 / 4.8)
+
+
+def test_plain_decoding_pays_for_every_token_at_its_context() -> None:
+    stats = replay(range(250), range(20), parse("none"), 1000)
+    assert plain_seconds(stats, COST) == pytest.approx(
+        sum(n * COST.seconds(1, at) for (at, _), n in stats.passes.items())
+    )
+    assert plain_seconds(stats, COST) == pytest.approx(7 * COST.seconds(1, 192) + 13 * 0.021)
 
 
 def test_plain_decoding_is_predicted_to_be_as_fast_as_itself() -> None:
