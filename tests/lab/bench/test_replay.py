@@ -281,13 +281,13 @@ def test_the_table_has_turns_by_number_and_names_what_it_left_out(
     log, lines = tmp_path / "log.jsonl", (folder / "log.jsonl").read_text()
     twice = [json.dumps({"id": f"r/{t}", "turn": t, "prompt_ids": [5, 6, 7], "output_ids": [5, 6]})
              for t in (10, 2)]  # fmt: skip
-    log.write_text("\n".join([lines.rstrip(), "{", '{"prompt": "x"}', *twice]))
+    log.write_text("\n".join([*twice, lines.rstrip(), "{", '{"prompt": "x"}']))
     result = call("replay", log, "-d", "copyspec", "--on-error", "skip")
     assert result.exit_code == 0, result.output
     places = [result.stdout.index(f"turn {turn} ") for turn in (1, 2, 10)]
     assert places == sorted(places)
     assert "accepted, by position" in result.stdout
-    assert "line 25: not JSON" in result.stderr
+    assert "line 27: not JSON" in result.stderr
     assert "1 record has no output" in result.stderr
 
 
