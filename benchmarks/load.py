@@ -136,25 +136,22 @@ def chats(name: str, tokenizer: Any, data: Path | None, count: int) -> list[Chat
     Without a folder, these are the demo's chats with different numbers. With one, built-in models
     get held-out edits, and all others get the prompts of `live`.
     """
-    found = _chats(name, tokenizer, data, count)
-    return random.Random(0).sample(found, len(found))
-
-
-def _chats(name: str, tokenizer: Any, data: Path | None, count: int) -> list[Chat]:
     ours = builtin.is_ours(builtin.resolve(name))
     if data is None:
         file, what = builtin.demo()
         turns = cycle(talk[0][1] for talk in builtin.talks())
         asked = ([{"role": "user", "content": f"{n}. {turn}"}] for n, turn in enumerate(turns))
         edits = (builtin.edit_messages(f"shop{n}.py", what, file) for n in range(count))
-        return list(islice(edits if ours else asked, count))
-    if ours:
+        found = list(islice(edits if ours else asked, count))
+    elif ours:
         short = (e for e in held_out(data, tokenizer, 2 * LONGEST) if len(e["prompt"]) <= LONGEST)
-        return [edit["messages"] for edit in islice(short, count)]
-    records = live(data, max(1, count // 4))
-    found = [[dict(message) for message in r.messages] for r in records if r.turn == 1]
-    found = [chat for chat in found if len(render_chat(tokenizer, chat)) <= LONGEST]
-    return [found[i] for i in evenly(len(found), count)]
+        found = [edit["messages"] for edit in islice(short, count)]
+    else:
+        records = live(data, max(1, count // 4))
+        first = [[dict(message) for message in r.messages] for r in records if r.turn == 1]
+        fitting = [chat for chat in first if len(render_chat(tokenizer, chat)) <= LONGEST]
+        found = [fitting[i] for i in evenly(len(fitting), count)]
+    return random.Random(0).sample(found, len(found))
 
 
 def compare(

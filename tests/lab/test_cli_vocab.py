@@ -45,9 +45,6 @@ def test_the_same_vocabulary_needs_no_translation(folder: Path) -> None:
     assert "Use draft_model(…, algorithm='standard'): the two vocabularies are the same." in found
     pieces = -(-len("\n".join(builtin.demo())) // 100)
     assert f"yes (0/{pieces})" in found
-
-
-def test_a_built_in_model_goes_by_its_name(folder: Path) -> None:
     found = shown("edit-7m", folder)
     assert found.splitlines()[1].split()[:3] == ["edit-7m", "8,192", "42"]
     assert f"edit-7m ← {folder.name}" in found

@@ -16,8 +16,6 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -42,38 +40,6 @@ POSIX = pytest.mark.skipif(sys.platform == "win32", reason="processes cannot be 
 
 
 # ---------------------------------------------------------------------------- what they share
-
-
-def test_sizes_are_smaller_with_quick_unless_they_are_given() -> None:
-    options = Options("x", "What.\n\nMore.")
-    options.add_size("--runs", 48, 6, "pairs")
-    options.add_size("--at-once", [1, 2], [1], "callers", nargs="+")
-    assert vars(options.parse_args([]))["runs"] == 48
-    found = options.parse_args(["--quick", "--at-once", "3", "4"])
-    assert (found.runs, found.at_once) == (6, [3, 4])
-    assert options.description == "What."
-
-
-def test_results_are_known_by_arm_prompt_and_settings(tmp_path: Path) -> None:
-    computed = []
-
-    def compute() -> list[int]:
-        computed.append(1)
-        return [len(computed)]
-
-    results = Results(tmp_path / "x.jsonl", threads=2)
-    assert results.recall("a", "prompt", compute, runs=3) == [1]
-    for arm, prompt, runs in (("b", "prompt", 3), ("a", "other", 3), ("a", "prompt", 4)):
-        assert results.known(arm, prompt, runs=runs) is None
-    again = Results(tmp_path / "x.jsonl", threads=2)
-    assert again.recall("a", "prompt", compute, runs=3) == [1]
-    assert Results(tmp_path / "x.jsonl", threads=1).known("a", "prompt", runs=3) is None
-    assert computed == [1]
-
-
-def test_a_ratio_is_the_median_of_pairs() -> None:
-    assert shared.shown([2.0, 4.0, 9.0], [1.0, 2.0, 3.0]) == "2.000 [2.000, 3.000]"
-    assert shared.ratio([3.0], [2.0]).value == 1.5
 
 
 def test_a_promise_is_broken_by_the_upper_end_of_its_interval(tmp_path: Path) -> None:
@@ -122,13 +88,6 @@ def test_kept_results_name_a_command_that_can_be_given(page: Path) -> None:
             assert (FOLDER.parent / module).is_file()
 
 
-def test_arms_take_turns() -> None:
-    order = list[str]()
-    seconds = shared.timed([partial(order.append, name) for name in "ab"], 2)
-    assert order == [*"ab", *"ab", *"ba"]
-    assert [len(own) for own in seconds] == [2, 2]
-
-
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_benchmark_is_short_and_says_how_it_is_run(name: str) -> None:
     own = FILES[name]
@@ -141,61 +100,22 @@ def test_a_benchmark_is_short_and_says_how_it_is_run(name: str) -> None:
 
 # ------------------------------------------------------------------------- processes in turn
 
-Echo = subprocess.Popen[str]
-
-
-@pytest.fixture
-def echoes() -> Iterator[dict[turns.Sleeper, Echo]]:
-    """Two processes that say what they hear, asleep."""
-    pipe, found = subprocess.PIPE, dict[turns.Sleeper, Echo]()
-    try:
-        for _ in range(2):
-            echo = subprocess.Popen(["cat"], stdin=pipe, stdout=pipe, text=True)
-            found[turns.Sleeper(echo.pid)] = echo
-        for sleeper in found:
-            sleeper.sleep()
-        yield found
-    finally:
-        for sleeper, echo in found.items():
-            sleeper.end()
-            echo.communicate()
-
-
-def heard(echo: Echo, said: str) -> str:
-    assert echo.stdin is not None
-    assert echo.stdout is not None
-    echo.stdin.write(said + "\n")
-    echo.stdin.flush()
-    return echo.stdout.readline().strip()
-
-
-def falls_asleep(echo: Echo) -> bool:
-    """Wait: a signal takes its time to come."""
-    return os.WIFSTOPPED(os.waitpid(echo.pid, os.WUNTRACED)[1])
-
 
 @POSIX
-def test_processes_take_turns(echoes: dict[turns.Sleeper, Echo]) -> None:
-    tasks = {one: partial(heard, echo, f"it is {echo.pid}") for one, echo in echoes.items()}
-    found = turns.side_by_side(tasks)
-    assert [said for said, _ in found.values()] == [f"it is {echo.pid}" for echo in echoes.values()]
-    for _, clock in found.values():
-        assert clock(0.0) == 0 < clock(inf)
-    assert all(map(falls_asleep, echoes.values()))
-    assert turns.side_by_side({}) == {}
-
-
-@POSIX
-def test_an_interrupt_ends_the_processes(
-    echoes: dict[turns.Sleeper, Echo], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
+    own = [subprocess.Popen(["cat"], stdin=subprocess.PIPE) for _ in range(2)]
+    sleepers = [turns.Sleeper(one.pid) for one in own]
+    for sleeper in sleepers:
+        sleeper.sleep()
     monkeypatch.setattr(turns, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        turns.side_by_side({one: partial(heard, echo, "x") for one, echo in echoes.items()})
-    assert [echo.wait() for echo in echoes.values()] == [-signal.SIGKILL] * 2
+        turns.side_by_side({s: one.wait for s, one in zip(sleepers, own, strict=True)})
+    assert [one.wait() for one in own] == [-signal.SIGKILL] * 2
+    for one in own:
+        one.communicate()
 
 
 KILLED = textwrap.dedent("""
@@ -282,10 +202,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TOYS: dict[str, tuple[str, list[str]]] = {
-    "batch_cost": ("--models MODEL --dtypes float32", ["| 1 plain row, packed / alone |"]),
-    "newcomer": ("--models MODEL --dtypes float32", ["MODEL, float32: slow / usual |"]),
-    "prefix_reuse": ("-m MODEL", ["| second of two that share 100 | 132 | 32 | 32 | 132 |",
-                                  "| turn 10 |"]),
     "under_load": ("--models MODEL",
                    ["| 2 | `none` |", "| 2 | `auto` |", "| 2 | `generate_batch` |"]),
     "server_load": ("--models MODEL --transformers /nowhere",

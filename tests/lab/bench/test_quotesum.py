@@ -6,25 +6,11 @@ from pathlib import Path
 
 import pytest
 from benchmarks.quotes import Item, copied, items, unquote
-from benchmarks.quotesum import cell, forced, score
+from benchmarks.quotesum import cell, score
 from tokenizers import Tokenizer
 
-import tiny
 from draftsmith.drafters.registry import parse
-from draftsmith.engine.engine import Engine
-from draftsmith.errors import OptionError
 from draftsmith.lab.bench.replay import replay
-
-TEXT = "the quick brown fox jumps over the lazy dog and the quick brown fox"
-
-
-def item() -> Item:
-    encode = tiny.tokenizer()
-    prompt, answer = (
-        encode(TEXT)["input_ids"],
-        encode("a quick brown fox over the dog")["input_ids"],
-    )
-    return Item(prompt, answer, set(range(1, len(answer))))
 
 
 def test_quotes_are_found_in_the_text_without_brackets() -> None:
@@ -32,27 +18,6 @@ def test_quotes_are_found_in_the_text_without_brackets() -> None:
     assert text == "So it is , says the\nother one."
     assert [text[slice(*quote)] for quote in quotes] == ["it is", "the\nother one."]
     assert unquote("no quotes [here]") == ("no quotes [here]", [])
-
-
-@pytest.mark.parametrize("drafter", ["copyspec(gamma=1)", "auto"])
-def test_forcing_a_model_equals_replaying(drafter: str) -> None:
-    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
-    one = item()
-    origins = forced(one, drafter, engine)
-    assert origins == replay(one.prompt, one.answer, parse(drafter), len(tiny.tokenizer())).origins
-    ids = one.prompt + one.answer
-    copied = {i: origin for i, origin in enumerate(origins) if origin is not None}
-    assert copied
-    assert all(ids[origin] == one.answer[i] for i, origin in copied.items())
-
-
-def test_a_forced_model_shows_its_states() -> None:
-    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
-    one = item()
-    origins = forced(one, "pld_plus(layer=1)", engine)
-    assert any(origin is not None for origin in origins)
-    with pytest.raises(OptionError):
-        forced(one, "pld_plus(layer=9)", engine)
 
 
 def test_scores_count_tokens() -> None:
@@ -64,16 +29,6 @@ def test_scores_count_tokens() -> None:
     assert score({1, 2, 3}, one.quoted) == (1.0, 0.75, 6 / 7)
     assert score(set(), one.quoted) == (None, 0.0, 0.0)
     assert cell([score(set(), {1}), score({1, 2}, {1})]) == "0.50 / 0.50 / 0.33"
-
-
-def test_quoted_tokens_of_a_tokenizer(shared_data: Path) -> None:
-    path = shared_data / "prompts" / "quotesum_dev.jsonl"
-    bare = Tokenizer.from_file(str(shared_data / "tokenizers" / "gpt2" / "tokenizer.json"))
-    for tokenizer in (bare, tiny.tokenizer().backend_tokenizer):
-        first, second = items(path, tokenizer, 2)
-        assert 0 in first.quoted  # "Denitrification is the process that …"
-        assert len(first.answer) - 1 not in first.quoted
-        assert len(second.answer) - 1 in second.quoted  # "… It can lead to a condition called …"
 
 
 @pytest.mark.slow

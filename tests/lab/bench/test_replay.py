@@ -22,7 +22,7 @@ from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.encoding import _load as loaded
 from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.replay import ReplayBudget, replay
-from draftsmith.lab.bench.rows import ReplaySum, summarize
+from draftsmith.lab.bench.rows import summarize
 from draftsmith.lab.bench.suites import read, sample
 from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.lab.bench.templates import TEMPLATES
@@ -69,6 +69,8 @@ def test_widths_are_counted_by_context() -> None:
     assert dict(done.passes) == {(64, 3): 1}
     long = replay(range(300), range(3), parse("none"), 1000)
     assert dict(long.passes) == {(320, 1): 3}
+    stats = replay([*range(20), *range(3)], [3, 4, 99], parse("copyspec(block=4)"), 100).stats
+    assert stats.acceptance_by_depth == [1.0, 1.0, 0.0, 0.0]
 
 
 def test_a_budget_replaces_the_drafters_own_width() -> None:
@@ -138,8 +140,7 @@ def test_a_models_own_folder_is_read_like_the_engine_does(tmp_path: Path, engine
     tiny.tokenizer().save_pretrained(tmp_path)
     record = Record("x", "x", messages=tuple(CHAT), output="a test")
     encoded = Encoding((), str(tmp_path))(record)
-    call = engine.prepare({})
-    assert list(encoded.prompt) == call.encode(CHAT)
+    assert list(encoded.prompt) == engine.prepare({}).encode(CHAT)
     assert encoded.answer[-1] == end_ids(engine.model)[0]
 
 
@@ -172,15 +173,6 @@ def test_figures_of_an_independent_replay(shared_data: Path) -> None:
     for place, figures in REFERENCE.items():
         for drafter, figure in zip(drafters, figures, strict=True):
             assert found[*place, str(drafter)] == pytest.approx(figure, rel=0.02), place
-
-
-def test_turns_come_by_number_whichever_was_replayed_first() -> None:
-    ids = (5, 6, 7, 8)
-    records = [
-        Record(f"r/{turn}", "s", turn=turn, prompt_ids=ids, output_ids=ids) for turn in (10, 2, 1)
-    ]
-    done = sweep(records, [parse("prompt_lookup")], Replayer(Encoding())).done
-    assert [row.turn for row in summarize(done)] == [None, 1, 2, 10]
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -282,15 +274,20 @@ def test_a_foreign_file_is_not_appended_to(folder: Path) -> None:
         Finished(log / "x")
 
 
-def test_the_table_names_what_it_left_out(folder: Path, tmp_path: Path) -> None:
+def test_the_table_has_turns_by_number_and_names_what_it_left_out(
+    folder: Path, tmp_path: Path
+) -> None:
     shutil.copytree(folder / "tokenizers", tmp_path / "tokenizers")
-    log = tmp_path / "log.jsonl"
-    log.write_text((folder / "log.jsonl").read_text() + "{\n" + '{"prompt": "x"}\n')
+    log, lines = tmp_path / "log.jsonl", (folder / "log.jsonl").read_text()
+    twice = [json.dumps({"id": f"r/{t}", "turn": t, "prompt_ids": [5, 6, 7], "output_ids": [5, 6]})
+             for t in (10, 2)]  # fmt: skip
+    log.write_text("\n".join([*twice, lines.rstrip(), "{", '{"prompt": "x"}']))
     result = call("replay", log, "-d", "copyspec", "--on-error", "skip")
     assert result.exit_code == 0, result.output
-    assert "turn 2" in result.stdout
+    places = [result.stdout.index(f"turn {turn} ") for turn in (1, 2, 10)]
+    assert places == sorted(places)
     assert "accepted, by position" in result.stdout
-    assert "line 25: not JSON" in result.stderr
+    assert "line 27: not JSON" in result.stderr
     assert "1 record has no output" in result.stderr
 
 
@@ -382,9 +379,3 @@ def test_a_tokenizer_that_changes_the_text(shared_data: Path) -> None:
     with pytest.raises(OptionError, match="t5-small changes texts"):
         Encoding((shared_data / "tokenizers",), "t5-small").check(nameless)
     Encoding((shared_data / "tokenizers",), "llama2").check(nameless)  # of another kind
-
-
-def test_acceptance_by_depth() -> None:
-    stats = replay([*range(20), *range(3)], [3, 4, 99], parse("copyspec(block=4)"), 100).stats
-    assert stats.acceptance_by_depth == [1.0, 1.0, 0.0, 0.0]
-    assert ReplaySum("s", None, None, "d", 1, stats).drafted_per_pass == 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from html.parser import HTMLParser
@@ -114,43 +113,33 @@ def test_runs_count_by_their_median() -> None:
     assert paces(found) == {"s/0": (20, 2.0)}
 
 
-def test_the_same_prompts_in_two_files_are_two_runs() -> None:
-    (made,) = sections([rows(), rows()])
-    assert {one.run for one in made.rows} == {0, 1}
-    assert made.whole[0].answers == 10
-    assert made.whole[0].prompts == 5
-
-
 @pytest.mark.parametrize(
     "other",
     [{"dtype": "float32"}, {"linear layers": "packed"}, {"versions": {"torch": "3"}}],
 )
-def test_runs_of_any_other_setting_are_not_further_runs(other: dict[str, Any]) -> None:
+def test_runs_of_another_setting_get_a_section_of_their_own(other: dict[str, Any]) -> None:
     found = sections([rows(), rows(settings=SETTINGS | other)])
     assert [len(made.rows) for made in found] == [20, 20]
     assert [made.settings for made in found] == [SETTINGS, SETTINGS | other]
     assert found[0].title == "m, bfloat16, cpu, 2 threads"
 
 
-def test_an_arm_of_another_budget_is_not_a_further_run_of_its_namesake() -> None:
+def test_files_of_one_setting_are_put_together() -> None:
+    twice = section(rows() + rows(run=1))
+    (made,) = sections([rows(), rows()])
+    assert {one.run for one in made.rows} == {0, 1}
+    assert (made.whole[0].answers, made.whole[0].prompts) == (10, 5)
+    assert made.whole == twice.whole
+    # Another budget is another arm, whatever its name; further arms, prompts and seeds join.
     found = sections([rows(), rows(budget=8)])
     assert [{row.budget for row in made.rows} for made in found] == [{4}, {8}]
-
-
-def test_further_arms_prompts_and_seeds_join_a_section() -> None:
     more = {"arms": ["none", "copyspec@8"], "budgets": [4, 8], "prompts": "1 (x)", "seed": 3}
-    arms = [row("none", 9, 1.0), row("copyspec@8", 9, 0.5)]
-    for one in arms:
-        one.settings = SETTINGS | more
+    arms = [row(arm, 9, 1.0, settings=SETTINGS | more) for arm in ("none", "copyspec@8")]
     (made,) = sections([[one for one in rows() if one.arm != "copyspec@8"], arms])
     assert [summary.arm for summary in made.whole] == SETTINGS["arms"]
-
-
-def test_prompts_of_two_files_have_as_many_runs_as_each_was_asked() -> None:
-    (made,) = sections([[row("none", 1, 1.0)], [row("none", 2, 1.0)]])
-    assert dict(facts(made))["Prompts"] == "2, 1 run each"
-    (made,) = sections([[row("none", 1, 1.0)], [row("none", n, 1.0) for n in (1, 2)]])
-    assert dict(facts(made))["Prompts"] == "2, 1 to 2 runs each"
+    for prompts, said in (([2], "2, 1 run each"), ([1, 2], "2, 1 to 2 runs each")):
+        (made,) = sections([[row("none", 1, 1.0)], [row("none", n, 1.0) for n in prompts]])
+        assert dict(facts(made))["Prompts"] == said
 
 
 def test_suites_are_summed_and_shown() -> None:
@@ -230,11 +219,26 @@ def test_names_cannot_break_the_page_of_a_lone_arm(arm: str) -> None:
 
 def test_markdown() -> None:
     text = markdown([section()])
+    assert "Measured:" not in text  # by a version that did not note it
     assert "| arm | tokens/s | speed-up |" in text
     assert "copyspec@8 is 2." in text
     assert "times [2." in text
     assert "as fast as hf:generate, with the same tokens in 5 of 5 answers." in text
     assert "2.00× [2.00, 2.00]" in text
+    weights = SETTINGS | {"weights": "7998720 (5c26cf6c)"}
+    found = rows(settings=weights, began="2026-11-22T08:18:05+00:00", load=0.5)
+    found[-1].began, found[-1].load = "2026-11-22T09:01:00+00:00", 1.5
+    found[3].divergence, found[3].gap = 2, 0.0
+    found[2].divergence, found[2].gap = 2, 0.0625
+    text = markdown([section(found)])
+    for wanted in (
+        "- Model: m: 7,998,720 parameters, checksum 5c26cf6c",
+        "- Measured: 2026-11-22 08:18 to 2026-11-22 09:01 UTC",
+        "- Machine load: 0.50 to 1.50 per core, median 0.50",
+        "4 of 5 (exact ties)",
+        "4 of 5 (gap ≤ 0.062)",
+    ):
+        assert wanted in text
 
 
 def test_two_files_beside_each_other() -> None:
@@ -288,24 +292,6 @@ def test_a_torn_end_is_left_out_and_told(tmp_path: Path) -> None:
     assert path.read_text() == whole + line(rows()[0])[:70]
 
 
-def test_a_full_disk_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_number: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    path = write(tmp_path / "r.jsonl", rows())
-    pages = iter("ab")
-    monkeypatch.setattr("draftsmith.lab.bench.page.page", lambda *_: next(pages))
-    command = ["bench", "report", str(path), "-o", str(tmp_path / "out")]
-    assert run_command(*command).exit_code == 0
-    before = {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()}
-    write(path, rows(3.0))
-    monkeypatch.setattr(os, "fsync", full)
-    done = run_command(*command)
-    assert done.exit_code == 2
-    assert "report.html cannot be written: No space left on device" in done.stderr
-    assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
-
-
 def test_without_matplotlib_the_report_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,28 +302,6 @@ def test_without_matplotlib_the_report_says_what_to_install(
     assert done.exit_code == 2
     assert "pip install 'draftsmith[bench]'" in done.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_when_and_where_it_was_measured() -> None:
-    weights = SETTINGS | {"weights": "7998720 (5c26cf6c)"}
-    found = rows(settings=weights, began="2026-11-22T08:18:05+00:00", load=0.5)
-    found[-1].began, found[-1].load = "2026-11-22T09:01:00+00:00", 1.5
-    said = markdown([section(found)])
-    assert "- Model: m: 7,998,720 parameters, checksum 5c26cf6c" in said
-    assert "- Measured: 2026-11-22 08:18 to 2026-11-22 09:01 UTC" in said
-    assert "- Machine load: 0.50 to 1.50 per core, median 0.50" in said
-    assert "Measured:" not in markdown([section()])  # by a version that did not note it
-
-
-def test_peers_are_among_the_tokens_per_pass() -> None:
-    found = rows()
-    plots = Plots(section(found))
-    colour = plots.colour["hf:generate"]
-    assert colour not in plots.width()  # decodes plainly: one token per pass
-    for one in found:
-        if one.arm == "hf:generate":
-            one.passes, one.accepted = 10, 10
-    assert f"stroke: {colour}" in Plots(section(found)).width()
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -366,12 +330,3 @@ def test_narrow_terminals_get_fewer_columns() -> None:
     assert shown(200) == shown(36) == ["arm", "tokens/s", "speed-up", "memory"]
     assert shown(35) == ["arm", "tokens/s", "speed-up"]
     assert shown(10) == ["arm", "speed-up"]
-
-
-def test_ties_are_called_ties() -> None:
-    found = rows()
-    found[3].divergence, found[3].gap = 2, 0.0
-    found[2].divergence, found[2].gap = 2, 0.0625
-    said = markdown([section(found)])
-    assert "4 of 5 (exact ties)" in said
-    assert "4 of 5 (gap ≤ 0.062)" in said

@@ -21,7 +21,7 @@ from draftsmith.core.sampling import SamplingParams
 from draftsmith.core.target import REST, Needs
 from draftsmith.drafters import registry
 from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedError, WriteError
-from draftsmith.lab.bench import generations, machine, suites
+from draftsmith.lab.bench import generations, suites
 from draftsmith.lab.bench.answer import Answer, Ask
 from draftsmith.lab.bench.arms import Arm, Ours, build, parse_arm
 from draftsmith.lab.bench.cost import Slope
@@ -39,7 +39,8 @@ from draftsmith.model.loaded import LoadedModel
 from installed import bare_names
 
 TIMES = {"seconds", "first_token_seconds", "peak_bytes", "phases", "began", "load"}
-ARMS = ("none", "hf:generate", "hf:prompt_lookup(tokens=6)", "copyspec(gamma=2)@4")
+ARMS = ("none", "hf:generate", "hf:static", "hf:prompt_lookup(tokens=6)", "copyspec(gamma=2)@4")
+PLAIN = ("none", "hf:generate", "hf:static")
 
 
 @pytest.fixture(scope="module")
@@ -98,15 +99,21 @@ def test_every_prompt_by_every_arm(rows: list[Generation]) -> None:
         assert row.output_ids == plain.output_ids
         assert row.compared == (row.arm != "none")
         assert row.divergence is None
-    assert all(r.passes == 24 for r in rows if r.arm in ("none", "hf:generate"))
+    assert all(r.passes == 24 for r in rows if r.arm in PLAIN)
     assert any(r.passes < 24 for r in rows if r.arm.startswith("hf:prompt"))
+    for row in (row for row in rows if row.stats is not None):
+        assert row.stats.passes == row.passes  # type: ignore[union-attr]
+        times = dict(row.phases or {})
+        total = times.pop("total")
+        assert sum(times.values()) == pytest.approx(total, rel=1e-6)
+        assert total <= row.seconds
 
 
 def test_arms_take_turns(rows: list[Generation]) -> None:
     places = [(row.run, int(row.id.partition("/")[2])) for row in rows]
     assert places == sorted(places)
-    assert [r.arm for r in rows[:4]] == list(ARMS)
-    assert [r.arm for r in rows[4:8]] == [*ARMS[1:], ARMS[0]]
+    assert [r.arm for r in rows[:5]] == list(ARMS)
+    assert [r.arm for r in rows[5:10]] == [*ARMS[1:], ARMS[0]]
 
 
 def test_a_row_can_be_read_again_and_replayed(rows: list[Generation], path: Path) -> None:
@@ -161,8 +168,7 @@ def test_with_a_recorded_cost_the_same_passes_are_made_again(model: LoadedModel)
         parse_arm(arm)
         for arm in ("copyspec", "auto(logits=False)", "prompt_lookup(tokens=4)+auto(logits=False)")
     ]
-    asked = records(4)
-    counts = []
+    counts, asked = [], records(4)
     for slope in (0.02, 0.02, 0.9):
         budget = automatic(Slope(slope))
         arms = build(model, specs, RecordedCost(dict(budget.curve)))
@@ -185,6 +191,7 @@ def test_other_settings_are_refused(model: LoadedModel, tmp_path: Path) -> None:
         go(plan_of(model, "none", "copyspec"), path)
     with pytest.raises(OptionError, match="prompts: 3"):
         go(plan_of(model, "none", records=records(2)), path)
+    assert differences({"commit": "a", "x": 1}, {"commit": "b", "x": 1}) == []
 
 
 def test_records_that_could_not_be_told_apart_are_refused(model: LoadedModel) -> None:
@@ -192,11 +199,6 @@ def test_records_that_could_not_be_told_apart_are_refused(model: LoadedModel) ->
     asked = [Record("1", suite, prompt=f"the quick {suite}") for suite in ("a", "b")]
     with pytest.raises(OptionError, match="two records have the id '1'"):
         plan_of(model, "none", records=asked)
-
-
-def test_a_commit_meanwhile_is_no_other_setting() -> None:
-    assert differences({"commit": "a", "x": 1}, {"commit": "b", "x": 1}) == []
-    assert differences({"x": 1}, {"x": 1, "y": [2]}) == ["y: None there, 2 now"]
 
 
 def test_turns_are_asked_with_the_plain_answers(model: LoadedModel) -> None:
@@ -213,10 +215,10 @@ def test_turns_are_asked_with_the_plain_answers(model: LoadedModel) -> None:
         expected, tokenize=False, add_generation_prompt=True
     )
     prompt = tiny.tokenizer()(text, add_special_tokens=False)["input_ids"]
-    assert [r.prompt_ids for r in rows if r.turn == 2] == [prompt] * 8
+    assert [r.prompt_ids for r in rows if r.turn == 2] == [prompt] * 2 * len(ARMS)
 
 
-def test_the_context_limits_the_answer(model: LoadedModel) -> None:
+def test_the_context_and_the_record_limit_the_answer(model: LoadedModel) -> None:
     long = Record("long", "t", prompt_ids=tuple(range(3, 203)) + tuple(range(3, 303)))
     over = Record("over", "t", prompt_ids=(5,) * 600)
     plan = plan_of(model, "none", "hf:generate", "copyspec", records=[long, over])
@@ -228,12 +230,10 @@ def test_the_context_limits_the_answer(model: LoadedModel) -> None:
                      "including the answer; shorten the prompt"]  # fmt: skip
     with pytest.raises(LoadError, match="no prompt could be used; the first: over"):
         go(plan_of(model, "none", records=[over]))
-
-
-def test_the_records_own_limit_counts(model: LoadedModel) -> None:
     asked = [replace(record, max_new_tokens=5) for record in records(1)]
-    assert len(go(plan_of(model, "none", records=asked, max_new_tokens=None))[0].output_ids) == 5
-    assert len(go(plan_of(model, "none", records=asked, max_new_tokens=7))[0].output_ids) == 7
+    for given, length in ((None, 5), (7, 7)):
+        (row,) = go(plan_of(model, "none", records=asked, max_new_tokens=given))
+        assert len(row.output_ids) == length
 
 
 def test_seeds_mean_the_same_for_guessing_arms(model: LoadedModel) -> None:
@@ -263,13 +263,6 @@ class Wrong:
         return replace(good, tokens=[*good.tokens[:3], good.tokens[3] ^ 1, *good.tokens[4:]])
 
 
-def test_transformers_static_cache_is_an_arm(model: LoadedModel) -> None:
-    rows = go(plan_of(model, "none", "hf:static", records=records(1)))
-    answers = [[r.output_ids for r in rows if r.arm == arm] for arm in ("none", "hf:static")]
-    assert answers[0] == answers[1]
-    assert {r.drafter for r in rows if r.arm == "hf:static"} == {"transformers.static()"}
-
-
 def test_where_an_answer_leaves_plain_decoding(model: LoadedModel) -> None:
     plan = plan_of(model, "none")
     rows = go(replace(plan, arms=[*plan.arms, Wrong(plan.arms[0])]))
@@ -283,44 +276,24 @@ def test_where_an_answer_leaves_plain_decoding(model: LoadedModel) -> None:
     assert first_difference([1, 2], [1, 2, 3]) == 2
 
 
-def test_the_seconds_of_phases_add_up(rows: list[Generation]) -> None:
-    row = next(row for row in rows if "copy" in row.arm)
-    assert row.phases is not None
-    assert row.stats is not None
-    parts = sum(v for k, v in row.phases.items() if k != "total")
-    assert parts == pytest.approx(row.phases["total"], rel=1e-6)
-    assert row.phases["total"] <= row.seconds
-    assert row.stats.passes == row.passes
-
-
-def test_assisted_generation(model: LoadedModel, tmp_path: Path) -> None:
-    folder = tmp_path / "assistant"
-    tiny.save(folder)
-    arms = "none", f"hf:assisted(model={folder},tokens=4)"
-    rows = go(plan_of(model, *arms, records=records(1)))
-    assert {r.arm for r in rows} == {"none", "hf:assisted(model=assistant,tokens=4)"}
-    assert all(r.divergence is None for r in rows)
-    assert all(r.passes < 24 for r in rows if r.arm != "none")
-    assert str(tmp_path) not in json.dumps([r.as_dict() for r in rows])
-
-
-def test_an_assistant_with_another_tokenizer(model: LoadedModel, tmp_path: Path) -> None:
-    folder, vocabulary = tmp_path / "other", tiny.tokenizer(280)
+@pytest.mark.parametrize("same", [True, False])
+def test_assisted_generation(model: LoadedModel, tmp_path: Path, same: bool) -> None:
+    """With an assistant of the same tokenizer, or of another one."""
+    folder, vocabulary = tmp_path / "assistant", tiny.tokenizer(*() if same else (280,))
     config = type(tiny.model().config)(**tiny.model().config.to_dict())
-    config.vocab_size = len(vocabulary)
+    config.vocab_size = len(vocabulary) if not same else config.vocab_size
     torch.manual_seed(0)
     type(tiny.model())(config).save_pretrained(folder)
     vocabulary.save_pretrained(folder)
-    arms = "none", f"hf:assisted(model={folder})"
-    plan = plan_of(model, *arms, records=records(1), max_new_tokens=8)
-    assert {"tokenizer", "assistant_tokenizer"} <= vars(plan.arms[1])["options"].keys()
-    assert all(row.divergence is None for row in go(plan))
-
-
-def test_what_a_peer_cannot_do_is_said(model: LoadedModel) -> None:
-    plan = plan_of(model, "hf:generate")
-    vars(plan.arms[0])["options"]["no_such_option"] = 1
-    with pytest.raises(UnsupportedError, match=r"hf:generate cannot answer .*no_such_option"):
+    plan = plan_of(model, "none", f"hf:assisted(model={folder},tokens=4)", records=records(1))
+    options = vars(plan.arms[1])["options"]
+    assert ({"tokenizer", "assistant_tokenizer"} <= options.keys()) is not same
+    rows = go(plan)
+    assert {r.arm for r in rows} == {"none", "hf:assisted(model=assistant,tokens=4)"}
+    assert all(r.divergence is None for r in rows)
+    assert str(tmp_path) not in json.dumps([r.as_dict() for r in rows])
+    options["no_such_option"] = 1
+    with pytest.raises(UnsupportedError, match=r"hf:assisted.* cannot answer .*no_such_option"):
         go(plan)
 
 
@@ -346,15 +319,12 @@ def test_unknown_arms(text: str, error: type[Exception], message: str) -> None:
         parse_arm(text)
 
 
-def test_arms_by_name() -> None:
+def test_arms_by_name(model: LoadedModel) -> None:
     spec = parse_arm(" copyspec( gamma = 3 ) @ 8 ")
     assert (spec.name, spec.budget) == ("copyspec(gamma=3)@8", 8)
     assert parse_arm("auto").budget == "auto"
     assert parse_arm("auto", "drafter").budget == "drafter"
     assert parse_arm("hf:assisted(model=/some/where/small)").name == "hf:assisted(model=small)"
-
-
-def test_no_arm_twice(model: LoadedModel) -> None:
     with pytest.raises(OptionError, match="the arm none was given twice"):
         plan_of(model, "none", "none")
 
@@ -374,6 +344,13 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert len(generations.read(out).entries) == 6
     again = run_command(*base, *arms, "-o", str(out))
     assert (again.exit_code, "exists; resume it with --resume" in again.stderr) == (2, True)
+    plain, other = tmp_path / "plain.jsonl", tmp_path / "dictated.jsonl"
+    assert run_command(*base, "-a", "none", "-o", str(plain)).exit_code == 0
+    words = ["-a", "none", "-a", "hf:prompt_lookup", "--dictate", "--dtype", "bfloat16"]
+    dictated = run_command("bench", "run", str(plain), *base[3:5], *words, "-o", str(other))
+    assert (dictated.exit_code, "dictated answers" in dictated.output) == (0, True)
+    said, given = ([row.output_ids for row in generations.read(p).entries] for p in (plain, other))
+    assert given == [answer for answer in said for _ in range(2)]
     cost = run_command(*base, *arms, "-o", str(out), "--resume", "--cost", "0.5")
     assert (cost.exit_code, "cost: None there, 1.0, 1.5, 2.0" in cost.stderr) == (2, True)
     with prompts.open("ab") as file:
@@ -474,12 +451,9 @@ def test_a_dictated_answer_must_be_there_and_be_the_models(model: LoadedModel) -
     assert wrong[0].startswith("t/0: the record has no answer")
     assert wrong[1].startswith("t/2: token id 1000000 of the answer is not in")
     assert {row.id for row in file.rows} == {"t/1"}
-
-
-def test_an_answer_that_cannot_be_dictated_is_not_measured(model: LoadedModel) -> None:
-    asked = replace(records()[0], output_ids=(5, model.tokenizer.eos_token_id, 6))
+    asked = [replace(bare, output_ids=(5, model.tokenizer.eos_token_id, 6))]
     with pytest.raises(UnsupportedError, match="none did not give the dictated answer"):
-        go(plan_of(model, "none", records=[asked], dictate=True))
+        go(plan_of(model, "none", records=asked, dictate=True))
 
 
 def test_models_that_are_not_told_positions_are_not_dictated_to() -> None:
@@ -489,36 +463,6 @@ def test_models_that_are_not_told_positions_are_not_dictated_to() -> None:
     assert [row.output_ids for row in go(plan)] == [[5, 6]]
     with pytest.raises(UnsupportedError, match="passes no position_ids to this model"):
         go(plan_of(model, "hf:generate", records=[asked], dictate=True))
-
-
-def test_plain_answers_dictated_from_their_file(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    tiny.save(folder)
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "the quick brown fox the quick"}\n')
-    plain, other = tmp_path / "plain.jsonl", tmp_path / "other.jsonl"
-    common = ["-m", str(folder), "--max-new-tokens", "12", "--dtype", "float32"]
-    done = run_command("bench", "run", str(prompts), "-a", "none", "-o", str(plain), *common)
-    assert done.exit_code == 0, done.output
-    words = ["bench", "run", str(plain), "--dictate", "-a", "none", "-a", "auto", "-a",
-             "hf:prompt_lookup", "-o", str(other), "--dtype", "bfloat16", *common[:-2]]  # fmt: skip
-    done = run_command(*words)
-    assert done.exit_code == 0, done.output
-    assert "dictated answers" in done.output
-    (said,) = {tuple(row.output_ids) for row in generations.read(plain).entries}
-    rows = generations.read(other).entries
-    assert [tuple(row.output_ids) for row in rows] == [said] * 3
-
-
-def test_without_a_fresh_mark_there_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sandbox may forbid to reset the high-water mark: it is then the whole process's."""
-
-    class Forbidden:
-        def write_text(self, _text: str) -> None:
-            raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(machine, "_RESET", Forbidden())
-    assert machine.reset_peak(torch.device("cpu")) is False
 
 
 def test_a_commit_that_git_does_not_tell_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.shared import recorded
 
 from draftsmith.errors import LoadError
 from draftsmith.lab.bench.records import Record
-from draftsmith.lab.bench.run import filled
-from draftsmith.lab.bench.suites import TASKS, evenly, parts, read, sample, task
+from draftsmith.lab.bench.suites import evenly, parts, read, sample
 
 
 def write(path: Path, *items: Any) -> Path:
@@ -50,30 +48,6 @@ def test_every_answer_of_a_logged_chat_is_replayed(tmp_path: Path) -> None:
     assert (first.id, first.output, len(first.messages)) == ("a/1", "assistant 1", 1)
     assert (second.turn, second.output, len(second.messages)) == (2, "assistant 2", 3)
     assert first.conversation == second.conversation == "a"
-
-
-def test_what_records_are_reported_under() -> None:
-    given = [("spec_bench", "coding", 2), ("spec_bench", "rag", 1), ("mt_redundant", "math", 1),
-             ("mt_redundant", "math", 2), ("humaneval", "code", 1)]  # fmt: skip
-    assert parts([Record("x", suite, category, turn) for suite, category, turn in given]) == [
-        "spec_bench, mt_bench", "spec_bench, rag", "mt_redundant, turn 1", "mt_redundant, turn 2",
-        "humaneval",
-    ]  # fmt: skip
-
-
-def test_records_named_by_their_lines_are_no_conversation(tmp_path: Path) -> None:
-    asked = [{"role": r, "content": r} for r in ("user", "assistant", "user")]
-    path = write(tmp_path / "log.jsonl", *[{"messages": asked, "output": "x"}] * 4)
-    assert [r.conversation for r in read(path).records] == [f"log/{i}" for i in range(4)]
-    path = write(
-        tmp_path / "log.jsonl", *({"prompt": "x", "output": "y", "id": f"a/{i}"} for i in (1, 2))
-    )
-    assert [r.conversation for r in read(path).records] == ["a/1", "a/2"]
-
-
-def test_turns_that_a_run_wrote_are_one_conversation(tmp_path: Path) -> None:
-    rows = [{"id": f"a/{i}", "turn": i, "prompt_ids": [1], "output_ids": [2]} for i in (1, 2)]
-    assert {r.conversation for r in read(write(tmp_path / "log.jsonl", *rows)).records} == {"a"}
 
 
 @pytest.mark.parametrize(
@@ -185,13 +159,29 @@ def test_a_wrong_line_is_named(tmp_path: Path, item: Any, reason: str) -> None:
     assert reason in reading.wrong[0]
 
 
-def test_files_without_records(tmp_path: Path) -> None:
+def test_conversations(tmp_path: Path) -> None:
+    """Turns that a run wrote are one; records that are named by their lines are none."""
+    path, asked = tmp_path / "log.jsonl", [{"role": r, "content": r} for r in ("user", "assistant")]
+    for lines, names in (
+        ([{"id": f"a/{i}", "turn": i, "prompt_ids": [1], "output_ids": [2]} for i in (1, 2)],
+         ["a", "a"]),
+        ([{"messages": [*asked, asked[0]], "output": "x"}] * 3, ["log/0", "log/1", "log/2"]),
+        ([{"prompt": "x", "output": "y", "id": f"a/{i}"} for i in (1, 2)], ["a/1", "a/2"]),
+    ):  # fmt: skip
+        assert [record.conversation for record in read(write(path, *lines)).records] == names
+
+
+def test_wrong_lines_are_skipped_if_asked(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("\n\n")
     with pytest.raises(LoadError, match=r"no records \(it is empty\)"):
         read(path)
     with pytest.raises(LoadError, match=r"no records \(2 wrong lines\)"):
-        read(write(tmp_path / "log.jsonl", 1, 2), "skip")
+        read(write(path, 1, 2), "skip")
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n\n{"prompt": "\xe9"}\n{"prompt": "c"}\n')
+    found = read(path, "skip")
+    assert [record.prompt for record in found.records] == ["a", "c"]
+    assert found.wrong == [f"{path}, line 3: not UTF-8 (byte 0xe9)"]  # a blank line counts
 
 
 def test_a_missing_or_broken_file(tmp_path: Path) -> None:
@@ -204,14 +194,6 @@ def test_a_missing_or_broken_file(tmp_path: Path) -> None:
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
     with pytest.raises(LoadError, match=r"latin\.jsonl, line 1: not UTF-8 \(byte 0xe9\)"):
         read(tmp_path / "latin.jsonl")
-
-
-def test_one_line_that_is_no_utf8_leaves_the_others_readable(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n\n{"prompt": "\xe9"}\n{"prompt": "c"}\n')
-    found = read(path, "skip")
-    assert [record.prompt for record in found.records] == ["a", "c"]
-    assert found.wrong == [f"{path}, line 3: not UTF-8 (byte 0xe9)"]  # a blank line counts
 
 
 @pytest.mark.parametrize(("ending", "module"), [(".gz", gzip), (".xz", lzma)])
@@ -232,30 +214,15 @@ def test_a_sample_is_spread_and_keeps_conversations_whole() -> None:
     ]
     assert [r.id for r in sample(records, 2)] == ["s/0/1", "s/0/2", "s/5/1", "s/5/2"]
     assert sample(records, None) == records
-
-
-def test_spec_bench_is_sampled_task_by_task() -> None:
-    records = [
+    spec = [
         Record(f"spec_bench/{c}{i}", "spec_bench", c, prompt="x")
         for c in ("writing", "math", "rag")
         for i in range(4)
-    ]
-    assert {task(r) for r in records} == {"mt_bench", "rag"}
-    assert [r.category for r in sample(records, 2)] == ["writing", "math", "rag", "rag"]
-
-
-def test_earlier_answers_are_put_in_their_places() -> None:
-    messages = (
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": None},
-        {"role": "user", "content": "b"},
-    )
-    first = Record("x/1", "x", messages=messages[:1])
-    second = Record("x/2", "x", turn=2, messages=messages)
-    both = [first, second]
-    assert filled(second, 0, {}, both) == second
-    asked = filled(second, 0, {(0, "x/1"): "one"}, both)
-    assert [m["content"] for m in asked.messages] == ["a", "one", "b"]
+    ]  # by task
+    assert [r.category for r in sample(spec, 2)] == ["writing", "math", "rag", "rag"]
+    assert parts(spec[::4] + records[:2]) == [
+        "spec_bench, mt_bench", "spec_bench, mt_bench", "spec_bench, rag", "s, turn 1", "s, turn 2",
+    ]  # fmt: skip
 
 
 COUNTS = {
@@ -274,15 +241,3 @@ def test_the_publishers_files(shared_data: Path, name: str) -> None:
     assert all(r.messages and not r.answered for r in records)
     later = [r for r in records if r.turn > 1]
     assert all(r.messages[1]["content"] is None for r in later)
-
-
-def test_recorded_suites_match_their_questions(shared_data: Path) -> None:
-    for name in ("mt_bench.jsonl", "mt_redundant.jsonl", "spec_bench.jsonl", "humaneval.jsonl.gz"):
-        asked = read(shared_data / "prompts" / name).records
-        answers = {(r.conversation, r.turn): r for r in recorded(shared_data, asked[0].suite)}
-        questions = {(r.conversation, r.turn): r for r in asked}
-        assert answers.keys() == questions.keys()
-        for place, question in questions.items():
-            said = answers[place].messages[-1]["content"]
-            assert said.split() == question.messages[-1]["content"].split()
-    assert len(TASKS) == 6

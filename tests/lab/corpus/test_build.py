@@ -162,13 +162,9 @@ def test_documents_come_once_and_long_ones_are_cut(plan: CorpusPlan) -> None:
         assert np.ptp(pieces.lengths[pieces.owners == owner]) <= 1
 
 
-def test_no_piece_is_too_short_to_rank(plan: CorpusPlan) -> None:
-    pieces = pieces_of(replace(plan, piece=LEAST_PIECE))
-    assert pieces.lengths.min() >= 2
-    assert pieces.lengths.max() <= LEAST_PIECE
-
-
 def test_only_neighbours_are_joined(plan: CorpusPlan) -> None:
+    least = pieces_of(replace(plan, piece=LEAST_PIECE)).lengths
+    assert (least.min() >= 2, least.max()) == (True, LEAST_PIECE)  # one token predicts nothing
     pieces = pieces_of(plan)
     number = int(np.flatnonzero(np.bincount(pieces.owners) >= 3)[0])
     one, two, three = np.flatnonzero(pieces.owners == number)[:3]
@@ -200,19 +196,10 @@ def test_the_least_surprising_pieces_are_kept(
     assert header.perplexity["lowest"] == pytest.approx(min(ranks), rel=1e-4)
     assert header.perplexity["highest kept"] == pytest.approx(sorted(ranks)[8], rel=1e-4)
     assert header.perplexity["highest"] == pytest.approx(max(ranks), rel=1e-4)
-
-
-def test_without_ranking_everything_is_kept(plan: CorpusPlan, tmp_path: Path) -> None:
-    whole = CorpusPlan(texts=plan.texts, piece=16, keep=None)
-    header = make(whole, tmp_path / "c", None)
-    pieces = pieces_of(plan)
-    assert kept_documents(tmp_path / "c") == [
-        d.tolist() for d in pieces.joined(np.arange(len(pieces)))
-    ]
-    assert header.perplexity == {}
-    assert header.examples == len(pieces)
-    with pytest.raises(OptionError, match="ranking pieces needs a model"):
-        make(plan, tmp_path / "other", None)
+    whole = make(replace(plan, keep=None), tmp_path / "all", None)
+    everything = pieces.joined(np.arange(len(pieces)))
+    assert kept_documents(tmp_path / "all") == [d.tolist() for d in everything]
+    assert (whole.perplexity, whole.examples) == ({}, len(pieces))
 
 
 # --- the same bytes -------------------------------------------------------------------------------
@@ -223,14 +210,16 @@ class Killed(BaseException):
 
 
 def kill_at(patch: pytest.MonkeyPatch, moment: int) -> None:
-    """End the build when something is seen on disk for the `moment`-th time, before it is."""
+    """End the build before the `moment`-th time that it writes to disk or tidies up."""
     count = iter(range(1, 10_000))
 
-    def fsync(_number: int) -> None:
+    def step(*_: Any) -> None:
         if next(count) == moment:
             raise Killed
 
-    patch.setattr(os, "fsync", fsync)
+    real = building.shutil.rmtree
+    patch.setattr(os, "fsync", step)
+    patch.setattr(building.shutil, "rmtree", lambda path: step() or real(path))
 
 
 def test_killed_anywhere_it_goes_on(
@@ -287,11 +276,11 @@ def _killed(*_args: Any, **_options: Any) -> Any:
     raise Killed
 
 
-def test_finished_passes_are_not_repeated(
+def test_a_build_that_was_begun_is_gone_on_with_and_no_other(
     plan: CorpusPlan, model: LoadedModel, tmp_path: Path
 ) -> None:
-    done: list[int] = []
-    real = building.log_likelihoods
+    """Finished passes are not repeated; another build in the folder is refused, then and later."""
+    folder, done, real = tmp_path / "c", list[int](), building.log_likelihoods
 
     def counted(*args: Any) -> list[float]:
         if len(done) == 2:
@@ -302,82 +291,50 @@ def test_finished_passes_are_not_repeated(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "log_likelihoods", counted)
         with pytest.raises(Killed):
-            make(plan, tmp_path / "c", model)
-        patch.setattr(building, "log_likelihoods", lambda *args: done.append(1) or real(*args))
-        make(plan, tmp_path / "c", model)
-    assert len(done) == len(passes(model, pieces_of(plan).lengths))
-
-
-def test_killed_while_tidying_up(
-    plan: CorpusPlan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
-) -> None:
+            make(plan, folder, model)
+    other = load(tiny.model(layers=1), tokenizer=tiny.tokenizer())
+    texts = replace(plan, texts=some_texts(tmp_path / "others", 7))
+    for given, target in ((texts, model), (plan, other)):
+        with pytest.raises(OptionError, match="the beginning of another build"):
+            make(given, folder, target)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building.shutil, "rmtree", _killed)
-        with pytest.raises(Killed):
-            make(plan, tmp_path / "c", model)
-    assert (tmp_path / "c" / files.BUILDING).exists()
-    Datastore.open(tmp_path / "c")
-    make(plan, tmp_path / "c", model)
-    assert content(tmp_path / "c") == expected
+        patch.setattr(building, "log_likelihoods", lambda *args: done.append(1) or real(*args))
+        header = make(plan, folder, model)
+        assert make(plan, folder, model) == header  # nothing is left to do
+    assert len(done) == len(passes(model, pieces_of(plan).lengths))
+    with pytest.raises(OptionError, match="already holds a corpus of tiny"):
+        make(replace(plan, keep=8), folder, model)
 
 
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_another_build_in_the_same_folder_is_refused(
-    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "write_index", _killed)
-        with pytest.raises(Killed):
-            make(plan, tmp_path / "c", model)
-    texts = some_texts(tmp_path / "others", 7)
-    with pytest.raises(OptionError, match="the beginning of another build"):
-        make(CorpusPlan(texts=texts, piece=16, keep=9), tmp_path / "c", model)
-    other = load(tiny.model(layers=1), tokenizer=tiny.tokenizer())
-    with pytest.raises(OptionError, match="the beginning of another build"):
-        make(plan, tmp_path / "c", other)
-
-
-def test_a_finished_corpus_is_left_alone(
-    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
-) -> None:
-    first = make(plan, tmp_path / "c", model)
-    assert make(plan, tmp_path / "c", model) == first
-    with pytest.raises(OptionError, match="already holds a corpus of tiny"):
-        make(CorpusPlan(texts=plan.texts, piece=16, keep=8), tmp_path / "c", model)
-
-
-def test_folders_with_something_else_are_left_alone(
-    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
-) -> None:
-    (tmp_path / "thesis.tex").write_text("\\end")
-    with pytest.raises(OptionError, match=r"already holds something else \(e.g. thesis.tex"):
-        make(plan, tmp_path, model)
-    with pytest.raises(OptionError, match="is a file; give a folder"):
-        make(plan, tmp_path / "thesis.tex", model)
-
-
-def test_numbers_that_cannot_work_are_refused(plan: CorpusPlan, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="piece must be an integer >= 4, got 3"):
-        CorpusPlan(texts=[], piece=3)
-    with pytest.raises(OptionError, match="keep must be an integer >= 1, got 0"):
-        CorpusPlan(texts=[], keep=0)
-    small = load(tiny.model(context=8), tokenizer=tiny.tokenizer())
-    with pytest.raises(OptionError, match="the context of LlamaForCausalLM is 8; give --piece"):
-        make(plan, tmp_path / "c", small)
-
-
-def test_no_text_is_refused(model: LoadedModel, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(" ")
-    with pytest.raises(OptionError, match="there is no text"):
-        make(CorpusPlan(texts=[tmp_path / "a.txt"]), tmp_path / "c", model)
-
-
-def test_a_missing_sorter_is_named_at_once(
+def test_what_cannot_work_is_refused_and_left_alone(
     plan: CorpusPlan, model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    new, full, blank = tmp_path / "c", tmp_path / "full", tmp_path / "a.txt"
+    full.mkdir()
+    (full / "thesis.tex").write_text("\\end")
+    blank.write_text(" ")
+    small = load(tiny.model(context=8), tokenizer=tiny.tokenizer())
+    empty = replace(plan, texts=[blank])
+    for folder, given, target, reason in (
+        (full, plan, model, r"already holds something else \(e.g. thesis.tex"),
+        (full / "thesis.tex", plan, model, "is a file; give a folder"),
+        (new, plan, small, "the context of LlamaForCausalLM is 8; give --piece"),
+        (new, plan, None, "ranking pieces needs a model"),
+        (tmp_path / "e", empty, model, "there is no text"),
+    ):
+        with pytest.raises(OptionError, match=reason):
+            make(given, folder, target)
+    for numbers, reason in (
+        ({"piece": 3}, "piece must be an integer >= 4, got 3"),
+        ({"keep": 0}, "keep must be an integer >= 1, got 0"),
+    ):
+        with pytest.raises(OptionError, match=reason):
+            replace(plan, **numbers)
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     with pytest.raises(OptionError, match=r"pip install 'draftsmith\[corpus\]'"):
-        make(plan, tmp_path / "c", model)
-    assert not (tmp_path / "c").exists()
+        make(plan, tmp_path / "s", model)
+    assert not (tmp_path / "s").exists()
+    assert [path.name for path in full.iterdir()] == ["thesis.tex"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,19 +60,15 @@ def test_build_ranks_and_says_so(model: str, texts: Path, tmp_path: Path) -> Non
     assert "5 of" in again.stdout
 
 
-def test_info_tells_what_is_there(built: Path) -> None:
+def test_info_tells_what_is_there_once_it_is_whole(built: Path, tmp_path: Path) -> None:
     shown = call("info", built)
     assert shown.exit_code == 0
     assert "21 documents" in shown.stdout
     assert json.loads(call("info", built, "--json").stdout)["documents"] == 21
-
-
-def test_damage_is_found(built: Path, tmp_path: Path) -> None:
-    for path in built.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    tokens = tmp_path / "tokens.bin"
+    damaged = shutil.copytree(built, tmp_path / "damaged")
+    tokens = damaged / "tokens.bin"
     tokens.write_bytes(b"\1" + tokens.read_bytes()[1:])
-    assert "tokens.bin is damaged" in fails("info", tmp_path)
+    assert "tokens.bin is damaged" in fails("info", damaged)
 
 
 def test_query_shows_what_followed(built: Path) -> None:

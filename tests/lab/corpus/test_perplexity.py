@@ -12,7 +12,6 @@ import torch
 
 import tiny
 from draftsmith.errors import UnsupportedError
-from draftsmith.lab.corpus import perplexity
 from draftsmith.lab.corpus.perplexity import log_likelihoods, passes, perplexities
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
@@ -41,16 +40,6 @@ def test_padding_changes_nothing(loaded: LoadedModel, before: tuple[int, ...]) -
     sums = np.array(log_likelihoods(loaded, PIECES, before))
     found = perplexities(sums, LENGTHS, before)
     assert found == pytest.approx([direct(piece, before) for piece in PIECES], rel=1e-4)
-
-
-def test_every_piece_is_in_one_pass(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(perplexity, "_POSITIONS", 60)
-    turns = passes(loaded, LENGTHS)
-    assert sorted(np.concatenate(turns).tolist()) == list(range(len(PIECES)))
-    for turn in turns:
-        assert len(turn) == 1 or len(turn) * LENGTHS[turn].max() <= 60
-    longest = [int(LENGTHS[turn].max()) for turn in turns]
-    assert longest == sorted(longest, reverse=True)
 
 
 def test_where_rows_disturb_each_other_pieces_go_alone(loaded: LoadedModel) -> None:

@@ -64,14 +64,6 @@ def test_plain_is_equation_7() -> None:
     assert float(loss.total) == pytest.approx(summed(PLAIN, ALL) / 8, rel=1e-5)
 
 
-def test_the_mask_stands_where_the_input_is_adaptive() -> None:
-    """Changing what is fed before a window's label, but not at an adaptive token, is seen only
-    through the model; a loss shifted by one would count position 0 or 3 of the first row."""
-    only = Batch(IDS[:1], torch.tensor([[0, 0, 1, 0]]))
-    loss = loss_of("improved", logits, only, [A], only.labels.numel())
-    assert float(loss.adaptive) == pytest.approx(minus_log([0, 1, A, 3], 2, 3), rel=1e-5)
-
-
 @pytest.mark.parametrize("objective", ["improved", "basic", "plain"])
 def test_parts_of_a_step_add_up_to_it(objective: str) -> None:
     positions = BATCH.labels.numel()
@@ -89,9 +81,3 @@ def test_nothing_is_learnt_from_the_adaptive_tokens_own_probability() -> None:
     assert table.grad is not None
     assert torch.equal(table.grad[:, A], torch.zeros(V))
     assert table.grad.abs().sum() > 0
-
-
-def test_rows_without_windows_still_count() -> None:
-    none = Batch(IDS, torch.zeros_like(DEPTHS))
-    loss = loss_of("improved", logits, none, [A], none.labels.numel())
-    assert float(loss.total) == pytest.approx(summed(PLAIN, ALL) / 8 / 2, rel=1e-5)

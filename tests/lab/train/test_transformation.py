@@ -165,15 +165,10 @@ def test_spm_reads_prefix_and_middle_as_one_piece() -> None:
     assert pieces == [TEXT[9:], TEXT[:9]]
 
 
-def test_markers_are_found_by_name() -> None:
-    assert Markers.of({"<fim_prefix>": 4, "<fim_suffix>": 6, "<fim_middle>": 5}) == Markers(4, 6, 5)
-    assert Markers.of({"<fim_prefix>": 4}) is None
-
-
 WORDS = " ".join(f"word{i}" for i in range(100))
 
 
-def test_held_out_text_is_cut_out() -> None:
+def test_held_out_text_is_cut_out_and_no_other() -> None:
     held_out = HeldOut([WORDS])
     before, after = "x " * 200, "y " * 200
     copied = " ".join(WORDS.split()[20:60])
@@ -181,10 +176,6 @@ def test_held_out_text_is_cut_out() -> None:
     assert held_out.remove(WORDS) == []
     mostly = "new " + WORDS
     assert held_out.remove(mostly) == []
-
-
-def test_other_text_stays_as_it_is() -> None:
-    held_out = HeldOut([WORDS])
     short = " ".join(WORDS.split()[:29]) + " and then something else\n"
     assert held_out.remove(short) == [short]
     assert HeldOut([]).remove(WORDS) == [WORDS]

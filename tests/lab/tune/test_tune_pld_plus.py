@@ -25,7 +25,6 @@ from draftsmith.lab.tune.pld_plus import (
     best_layer,
     calibrate,
     likely_source,
-    passes,
     passes_by_attention,
     passes_by_layer,
     ranked,
@@ -47,13 +46,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def test_passes_follow_from_what_drafts_would_reach() -> None:
-    assert passes([0, 0, 0], 10) == 3
-    assert passes([2, 9, 9], 10) == 1
-    assert passes([5, 0, 1, 0, 0, 0], 1) == 4  # two tokens, two, one and one
-    assert passes([], 10) == 0
 
 
 def test_a_token_comes_from_where_the_common_past_is_longest() -> None:

@@ -170,11 +170,10 @@ def kept_whole(path: Path, half: Path | None = None) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason, kept = getattr(error, "strerror", None) or error, "nothing of it was kept"
-        if half is not None and half.exists():
-            try:
-                shutil.rmtree(half)
-            except OSError as left:
-                kept = f"{half} is left half written ({left.strerror or left}), delete it"
+        if half is not None:
+            shutil.rmtree(half, ignore_errors=True)
+            if half.exists():
+                kept = f"{half} is left half written, delete it"
         raise WriteError(
             f"{path} cannot be written ({reason}); {kept}. Free some space, and give the same "
             "command again to resume from the newest checkpoint"
