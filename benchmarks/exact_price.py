@@ -10,15 +10,12 @@ Seconds are compared pair by pair.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from statistics import median
 
-from benchmarks.shared import Blocks, Options, random_ids, run, shown, table, timed
+from benchmarks.batch_cost import steps
+from benchmarks.shared import Blocks, Options, run, shown, table, timed
 from draftsmith import Engine
-from draftsmith.core.draft import Draft
 from draftsmith.model.load import load
-from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.runner import Runner
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 HEADS = ("tokens", "exact / usual", "ms")
@@ -33,27 +30,13 @@ def parser() -> Options:
     return made
 
 
-def steps(model: LoadedModel, context: int, drafted: int) -> Callable[[], None]:
-    """Return a step after `context` cached tokens that drafts in vain."""
-    runner = Runner(model)
-    row = runner.open(random_ids(context + 1))
-    runner.prefill(row)
-    draft = Draft.chain([11 + i for i in range(drafted)], "bench")
-
-    def step() -> None:
-        runner.forward([row], [draft])
-        runner.commit([row], [()], [[12]])
-
-    return step
-
-
 def measure(args: argparse.Namespace) -> Blocks:
     for dtype in args.dtypes:
         usual = load(args.model, dtype=dtype, prepack=True)
         exact, rows = Engine(usual, exact=True).model, []
         for width in WIDTHS:
             key = {"dtype": dtype, "context": args.context, "runs": args.runs}
-            arms = [steps(model, args.context, width - 1) for model in (exact, usual)]
+            arms = [steps(model, [args.context], width - 1) for model in (exact, usual)]
             a, b = args.results.recall(
                 f"{width}", args.model, lambda arms=arms: timed(arms, args.runs, warmup=2), **key
             )

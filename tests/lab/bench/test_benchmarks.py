@@ -202,6 +202,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TOYS: dict[str, tuple[str, list[str]]] = {
+    "batch_cost": ("--models MODEL --dtypes float32", ["| 1 plain row, packed / alone |"]),
+    "newcomer": ("--models MODEL --dtypes float32", ["MODEL, float32: slow / usual |"]),
+    "prefix_reuse": ("-m MODEL", ["| second of two that share 100 | 132 | 32 | 32 | 132 |",
+                                  "| turn 10 |"]),
     "under_load": ("--models MODEL",
                    ["| 2 | `none` |", "| 2 | `auto` |", "| 2 | `generate_batch` |"]),
     "server_load": ("--models MODEL --transformers /nowhere",
