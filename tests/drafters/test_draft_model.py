@@ -9,15 +9,19 @@ from typing import Any
 import pytest
 import torch
 from drafted import same_answers
+from pairs import Parrot
 
 import tiny
 from architectures import RECURRENT, VOCAB, build, prompt
 from draftsmith import accelerate
-from draftsmith.core.drafter import DrafterState
+from draftsmith.core.drafter import Drafter, DrafterState
+from draftsmith.drafters.draft_model import draft_model
 from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.drafters.longest_match import LongestMatch
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import DraftsmithError, LoadError, OptionError, UnsupportedError
+from draftsmith.model.runner import Runner
 
 TEXTS = [
     "def foo(x): return x + 1",
@@ -319,3 +323,39 @@ def test_text_needs_no_quotes(typed: str, model: str) -> None:
     for more in ("", ", tokens=3", ", confidence=1e-2, reproducible=True"):
         assert parse(f"copyspec + draft_model(model={typed}{more})").drafters[1].model == model  # type: ignore[attr-defined]
     assert parse(f"draft_model(algorithm = tli , model = {typed} )").algorithm == "tli"  # type: ignore[attr-defined]
+
+
+def contents(runner: Any, row: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    found: list[tuple[torch.Tensor, torch.Tensor]] = runner._store.contents(row)
+    return found
+
+
+@pytest.mark.parametrize(("name", "copier"), [("shallower", Parrot), ("tli", LongestMatch)])
+def test_the_drafters_cache_equals_a_fresh_prefill(
+    name: str, copier: type[Drafter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every draft, whatever was accepted of the one before."""
+    monkeypatch.setattr(draft_model, "LongestMatch", copier)
+    serving = engine(drafters()[name])
+    bound: Any = serving.drafter
+    checked = 0
+    original = bound.draft
+
+    def checking(states: Any, contexts: Any) -> Any:
+        nonlocal checked
+        made = original(states, contexts)
+        for state in states:
+            row, runner = state.row, bound.runner
+            fresh: Any = Runner(runner.loaded)
+            again = fresh.open([*row.ids, 3])
+            fresh.prefill(again)
+            for ours, theirs in zip(contents(runner, row), contents(fresh, again), strict=True):
+                torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
+            assert state.translation.ids == (row.ids + row.pending)[: len(state.translation.ids)]
+            checked += 1
+        return made
+
+    object.__setattr__(bound, "draft", checking)
+    serving.max_batch = 3
+    serving.generate(TEXTS, max_new_tokens=20)
+    assert checked > 12

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -147,6 +148,39 @@ def test_acceptance_of_the_reproducible_mode() -> None:
         *PAIRS["same"], "standard", distribution=target.distribution, reproducible=True, tokens=1
     )
     assert all(decoded(target, same, [0], 2, Gumbel(s)).stats.accepted for s in range(50))
+
+
+class Given(Gumbel):
+    """Gumbel noise from uniform numbers that a test chooses."""
+
+    uniform: np.ndarray[Any, Any]
+
+    def _uniform(self, stream: int, size: int) -> np.ndarray[Any, Any]:  # noqa: ARG002
+        return self.uniform
+
+
+def test_distribution_of_a_gumbel_draw() -> None:
+    """To 1e-9: the least token's noise by Gauss quadrature, the others' thresholds by bisection.
+
+    Given its own uniform number u, token 0 is drawn where every other one lies above a threshold;
+    the thresholds are 1 − (1−u)^(p_y/p_0), so that with whole ratios a few nodes are exact.
+    """
+    p = torch.tensor([0.125, 0.25, 0.625], dtype=torch.float64)
+    sampler = Given(0)
+    nodes, weights = np.polynomial.legendre.leggauss(12)
+    total = 0.0
+    for u, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+        above = 1.0
+        for other in (1, 2):
+            low, high = 0.0, 1.0
+            for _ in range(50):
+                middle = (low + high) / 2
+                sampler.uniform = np.array([u, 1 - 1e-16, 1 - 1e-16])
+                sampler.uniform[other] = middle
+                low, high = (low, middle) if sampler.draw(p) == 0 else (middle, high)
+            above *= 1 - low
+        total += weight * above
+    assert total == pytest.approx(0.125, abs=1e-9)
 
 
 def test_gumbel_draws_are_keyed() -> None:

@@ -18,8 +18,8 @@ import torch
 from tests.environments import run_tests
 from torch import Tensor
 
-from architectures import VOCAB, prompt
-from heads import FIELDS, Plainly, random_head, save_with_module
+from architectures import VOCAB, build, prompt
+from heads import FIELDS, Plainly, random_head, save, save_with_module
 
 pytestmark = [pytest.mark.external, pytest.mark.filterwarnings("ignore")]  # those of the others
 HERE = find_spec("speculators") is not None
@@ -94,6 +94,32 @@ def test_speculators_defines_eagle3_likewise(shape: dict[str, Any]) -> None:
             wanted = expected(plainly, ids, g, k)
             found = logits[k][0, : len(wanted)].softmax(-1)
             torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
+
+
+@beside_them
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_economize_defines_eagle3_likewise(shape: dict[str, Any], tmp_path: Path) -> None:
+    """The formats, the blocks that are read, and the steps; it knows fewer flags."""
+    import economize
+
+    model = build("llama", hidden_size=32, num_hidden_layers=5)
+    tensors = random_head(32, VOCAB, 40, **shape)
+    tensors["embed_tokens.weight"] = model.get_input_embeddings().weight.detach().clone()
+    flags = dict.fromkeys(shape, True)
+    ids = prompt(12, seed=3)
+    with torch.no_grad():
+        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        plainly = Plainly(tensors, flags)
+        g = plainly.fuse([states[layer][0, :-1] for layer in LAYERS])
+        for flat in (True, False):
+            folder = save(tmp_path / str(flat), tensors, flat=flat, layer_ids=LAYERS, **flags)
+            technique = economize.load(model, folder).techniques["eagle3"]
+            assert tuple(technique.aux_layers) == LAYERS
+            outputs = technique.rollout(dict(enumerate(states)), STEPS)
+            for k in range(STEPS):
+                wanted = expected(plainly, ids, g, k)
+                found = technique.head_logits(outputs[k])[0, : len(wanted)].softmax(-1)
+                torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
 
 
 @beside_them

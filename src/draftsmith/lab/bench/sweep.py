@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -164,6 +165,9 @@ def _run(
 @contextmanager
 def _deaf_to_interrupts() -> Iterator[None]:
     """Make processes started in the context ignore Ctrl-C, which would leave the pool hanging."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may change signals, and only it is interrupted
+        return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
