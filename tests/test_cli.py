@@ -412,6 +412,7 @@ def test_missing_builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ("hello -d copyspek", "Did you mean 'copyspec'"),
         ("hello -d copyspec(gamma=0)", "copyspec: gamma must be an integer >= 1, got 0"),
         ("hello -d draft_model(temperature=-1)", "draft_model 'temperature'"),
+        ("hello --threads 40000", "--threads must be at most 1024, got 40000"),
         ("hello --budget many", "--budget must be an integer >= 0"),
         ("hello --temperature -1", "--temperature must be a number >= 0 (0 is greedy), got -1.0"),
         ("hello --top-p 0", "--top-p must be a number > 0 and <= 1, got 0.0"),

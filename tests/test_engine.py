@@ -122,6 +122,22 @@ def test_processors_may_write_in_place_in_any_dtype() -> None:
     assert len(double.generate(IDS, max_new_tokens=5, processors=forbids_padding).tokens) == 5
 
 
+def test_processors_may_have_weights(engine: Engine) -> None:
+    """As in transformers, no gradients are computed for them."""
+    bias = torch.nn.Parameter(torch.zeros(tiny.model().config.vocab_size))
+    tracked = []
+
+    def biased(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        tracked.append((scores + bias).requires_grad)
+        return scores + bias
+
+    with torch.enable_grad():
+        found = engine.generate(IDS, max_new_tokens=5, processors=biased)
+    assert found.tokens == engine.generate(IDS, max_new_tokens=5).tokens
+    assert tracked
+    assert not any(tracked)
+
+
 def test_logprobs_are_those_of_the_distribution(engine: Engine) -> None:
     result = engine.generate(IDS, max_new_tokens=10, logprobs=True)
     assert result.logprobs is not None

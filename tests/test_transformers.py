@@ -250,6 +250,7 @@ def asked(make: Make, model: Any, tokenizer: Any) -> dict[str, Any]:
 def same(first: Any, second: Any) -> None:
     """Equal sequences; scores and logits equal up to what a wider pass may round differently."""
     assert sequences(first).tolist() == sequences(second).tolist()
+    assert sequences(first).dtype == sequences(second).dtype
     if torch.is_tensor(first):
         assert torch.is_tensor(second)
         return
@@ -298,6 +299,11 @@ def test_mode_equals_plain_generate(
     if drafter == "oracle" and stats.tokens > 20:
         assert 0 < stats.accepted < stats.drafted
         assert stats.passes < stats.tokens
+
+
+def test_ids_of_32_bits(llama: Any) -> None:
+    expected = plain(llama, PROMPT.int(), max_new_tokens=5)
+    same(ours(llama, "auto", PROMPT.int(), max_new_tokens=5)[0], expected)
 
 
 def test_stop_string_in_the_models_config(tokenizer: Any) -> None:

@@ -395,6 +395,13 @@ def test_other_models_keep_their_store_and_say_why(name: str) -> None:
     assert engine.generate(IDS, max_new_tokens=3).tokens
 
 
+def test_laid_out_layers_are_the_reason() -> None:
+    engine = Engine("edit-1m", store="static", drafter="none", dtype="float32")
+    assert engine.model.store == "packed"
+    assert "prepack=False" in engine.notices[-1]
+    assert Engine("edit-1m", store="static", dtype="float32", prepack=False).model.store == "static"
+
+
 def test_a_model_that_disagrees_keeps_its_store() -> None:
     """Here one whose position ids count slots in such a pass."""
     live = build("llama")

@@ -133,6 +133,7 @@ REFUSED: list[tuple[Any, ...]] = [
     (RESPONSES, {"background": True}, "background"),
     (RESPONSES, {"conversation": "c"}, "conversation"),
     (RESPONSES, {"input": []}, "input"), (RESPONSES, {"input": [{"content": "hello"}]}, "input"),
+    (RESPONSES, {"input": [{"type": "massage"}]}, "no item of a known type: 'massage'", "input"),
     (RESPONSES, {"input": [{"type": "item_reference", "id": "1"}]}, "no items to refer to"),
     (RESPONSES, {"input": [{"role": "user"}]}, "needs content"),
     (RESPONSES, {"input": [{"type": "message", "role": "user", "content": None}]}, "needs content"),

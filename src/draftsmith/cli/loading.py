@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from draftsmith import builtin
 from draftsmith.cli.options import ModelOptions, PlaceOptions
 from draftsmith.cli.report import note, stderr
-from draftsmith.errors import LoadError
+from draftsmith.errors import LoadError, OptionError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -106,9 +106,15 @@ def read_text(path: str) -> str:
     return text
 
 
+MOST_THREADS = 1024
+"""Torch ends the process if the system refuses to make a thread."""
+
+
 def set_threads(threads: int | None) -> None:
     """Let torch use `threads` CPU threads; None keeps torch's default."""
     if threads is not None:
+        if threads > MOST_THREADS:
+            raise OptionError(f"threads must be at most {MOST_THREADS}, got {threads}")
         import torch
 
         torch.set_num_threads(threads)

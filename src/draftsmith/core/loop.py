@@ -56,6 +56,7 @@ def unread(sequence: Sequence, target: Target[Any]) -> bool:
     return sequence.reading and ahead(target, sequence.row, sequence.needs.taps, REST) > 0
 
 
+@torch.no_grad()
 def step(
     sequences: abc.Sequence[Sequence],
     target: Target[Any],

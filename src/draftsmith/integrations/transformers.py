@@ -450,7 +450,7 @@ def _sequences(input_ids: Tensor, sequences: abc.Sequence[Sequence], config: Any
     answers = [torch.tensor(one.ids[one.prompt_length :], device="cpu") for one in sequences]
     fill = 0 if pad is None else int(pad.flatten()[0])
     new = pad_sequence(answers, batch_first=True, padding_value=fill)
-    return torch.cat([input_ids, new.to(input_ids)], dim=1)
+    return torch.cat([input_ids, new.to(input_ids.device)], dim=1)
 
 
 def _sampling(config: Any) -> SamplingParams:

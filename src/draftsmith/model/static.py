@@ -53,6 +53,8 @@ def refusal(loaded: LoadedModel) -> str | None:
         return "it keeps keys and values in a cache of its own"
     if rope_boundary(loaded.config) is not None:
         return "its rotary angles depend on the length of the pass"
+    if loaded.prepacked is not None:
+        return "its linear layers are laid out for this CPU; prepack=False leaves them as they are"
     if {weight.device for weight in loaded.model.parameters()} != {loaded.device}:
         return "its weights are on several devices"
     return None

@@ -331,15 +331,17 @@ class Answer:
             except UnicodeDecodeError:  # a part of a character
                 return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
+        def best(seen: Logprob) -> dict[str, float] | None:
+            if seen.logprob is None:
+                return None
+            # The chosen token is always there, so there may be one more than was asked for.
+            found = {seen.token: seen.logprob} if seen.token not in dict(seen.top) else {}
+            return {text(i): logprob for i, logprob in (found | dict(reversed(seen.top))).items()}
+
         return {
             "tokens": [text(seen.token) for seen in logprobs],
             "token_logprobs": [seen.logprob for seen in logprobs],
-            "top_logprobs": [
-                None
-                if seen.logprob is None
-                else {text(token): logprob for token, logprob in reversed(seen.top)}
-                for seen in logprobs
-            ],
+            "top_logprobs": [best(seen) for seen in logprobs],
         }
 
 

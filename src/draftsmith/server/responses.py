@@ -122,6 +122,10 @@ def _messages(body: ResponsesRequest, ignored: Ignored) -> list[tuple[str, dict[
         made.append(("instructions", {"role": "system", "content": body.instructions}))
     if isinstance(body.input, str):
         return [*made, ("input", {"role": "user", "content": body.input})]
+    if not any(_known(item) or _kind(item) == "item_reference" for item in body.input):
+        found = ", ".join(sorted({f"{_kind(item)!r:.100}" for item in body.input}))
+        why = f"no item of a known type: {found}; known are {', '.join(_ITEMS)}"
+        raise Refusal(400, why, param="input")
     thoughts = list[tuple[str, str]]()  # reasoning of the next message, with its places
     for number, item in enumerate(body.input):
         kind, where = _kind(item), f"input[{number}]"
