@@ -240,6 +240,18 @@ def test_an_idle_row_gives_its_buffer_to_the_next() -> None:
         assert buffer.capacity == 256
 
 
+def test_idle_buffers_count_and_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(static, "LEAST_SLOTS", 16)
+    model = fixed(load(build("llama", eos_token_id=None)))
+    engine = Engine(model, drafter="none", prefixes=0, memory=20_000_000)
+    engine.generate(prompt(200), max_new_tokens=40)
+    idle = sum(buffer.nbytes for buffer in model.graphs.free.values())
+    assert engine.resources.reserved == idle / 20_000_000 > 0
+    small = Engine(model, drafter="none", prefixes=0, memory=idle)
+    small.generate(prompt(9), max_new_tokens=2)
+    assert small.resources.reserved < 1
+
+
 # --- masks ----------------------------------------------------------------------------------------
 
 

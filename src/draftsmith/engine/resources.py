@@ -144,6 +144,9 @@ class Resources:
         if sum(need(sequences, runner)) > self.memory:
             return False  # even without any kept row
         kept = self.prefixes.others(sequence)
+        most = sum(need(sequences, runner, [one.bytes for one in kept]))
+        if most + runner.idle_bytes() > self.memory:
+            runner.free_idle()
         while sum(need(sequences, runner, [one.bytes for one in kept])) > self.memory:
             self.prefixes.drop(kept.pop(0))
         return True
@@ -180,7 +183,10 @@ class Resources:
 
     @property
     def reserved(self) -> float:
-        """Share of the memory that sequences and kept rows may use; 0 without a limit."""
+        """Share of the memory that sequences, kept rows and idle buffers may use.
+
+        0 without a limit.
+        """
         needs = (sequence.need for sequence in list(self.admitted))
         held = sum(sum(need) for need in needs if need) + self.prefixes.bytes
-        return held / self.memory
+        return (held + self.prefixes.runner.idle_bytes()) / self.memory

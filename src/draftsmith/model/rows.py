@@ -89,6 +89,13 @@ class KVStore(ABC):
         """
         return 0
 
+    def idle_bytes(self) -> int:
+        """Return the bytes of buffers that no row uses, and that later rows may."""
+        return 0
+
+    def free_idle(self) -> None:  # noqa: B027
+        """Free the buffers that no row uses."""
+
     def copy(self, _source: SequenceRow, _row: SequenceRow, _length: int) -> bool:
         """Copy the first `length` positions to a row that has none; False if they are gone."""
         return False

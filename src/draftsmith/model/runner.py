@@ -236,6 +236,14 @@ class Runner:
         """Return `KVStore.bytes_for` of the store."""
         return self._store.bytes_for(rows, kept)
 
+    def idle_bytes(self) -> int:
+        """Return `KVStore.idle_bytes` of the store."""
+        return self._store.idle_bytes()
+
+    def free_idle(self) -> None:
+        """Free the buffers that no row uses."""
+        self._store.free_idle()
+
     @torch.inference_mode()
     def mark(self, row: SequenceRow) -> None:
         """Keep what `copy` needs to copy the row's current positions after the row has grown."""

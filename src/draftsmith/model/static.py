@@ -94,6 +94,11 @@ class Buffer:
         A masked key or value must be finite: 0 · NaN is NaN.
         """
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all places."""
+        return sum(slots.keys.nbytes + slots.values.nbytes for slots in self.slots[0])
+
     def put(self, row: SequenceRow, place: int) -> None:
         """Copy a row to a free place, where it continues."""
         for new, alike in zip(self.slots[place], by_kind(row.state).values(), strict=True):
@@ -296,6 +301,12 @@ class StaticStore(PackedStore):
         """
         return 8 * sum(rows) + sum(kept)
 
+    def idle_bytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._graphs.free.values())
+
+    def free_idle(self) -> None:
+        self._graphs.free.clear()
+
     def _reserve(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> None:
         """Make room for a pass. A row gets its place in a buffer after its first pass."""
         for row, span in zip(rows, spans, strict=True):
@@ -342,7 +353,7 @@ class StaticStore(PackedStore):
         try:
             return Buffer(row.state, capacity, places)
         except torch.OutOfMemoryError:
-            self._graphs.free.clear()
+            self.free_idle()
             return Buffer(row.state, capacity, places)
 
     def _capacity(self, end: int) -> int:

@@ -102,7 +102,7 @@ class PassTaps:
         self.seen: dict[int, dict[int, Seen]] = {}
         """Span → layer, from 0 → inputs of its attention."""
         self.layers = tuple(sorted({layer for n in needs for layer in n.hidden_layers}))
-        """Layers whose states are recorded."""
+        """Layers that are recorded, from 1."""
         self._blocks = blocks
         self._chunks = chunks
         self._first = first
