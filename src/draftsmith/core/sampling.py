@@ -127,10 +127,9 @@ def output_penalties(
     return scores - presence * (counts > 0) - frequency * counts
 
 
-def logit_bias(_ids: Tensor, scores: Tensor, bias: Mapping[int, float]) -> Tensor:
-    """Add a constant to the scores of some ids."""
-    index = torch.tensor([list(bias)], device=scores.device)
-    return scores.scatter_add(1, index, scores.new_tensor([list(bias.values())]))
+def logit_bias(_ids: Tensor, scores: Tensor, index: Tensor, bias: Tensor) -> Tensor:
+    """Add `bias` (1, n) to the scores of the ids `index` (1, n)."""
+    return scores.scatter_add(1, index.to(scores.device), bias.to(scores))
 
 
 def forbid_end(ids: Tensor, scores: Tensor, end_ids: Sequence[int], until: int) -> Tensor:
@@ -246,7 +245,9 @@ class Distribution:
         p = params
         reading: list[Processor] = [*first]  # processors that read the prefix
         if p.logit_bias:
-            reading.append(partial(logit_bias, bias=p.logit_bias))
+            index = torch.tensor([list(p.logit_bias)], device="cpu")
+            bias = torch.tensor([list(p.logit_bias.values())], dtype=torch.float64, device="cpu")
+            reading.append(partial(logit_bias, index=index, bias=bias))
         if p.repetition_penalty != 1:
             reading.append(partial(repetition_penalty, penalty=p.repetition_penalty))
         if p.presence_penalty or p.frequency_penalty:

@@ -106,7 +106,7 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
     """
 
     def __init__(self, sequence: TextSequence, call: Call) -> None:
-        self._job, self._call = sequence, call
+        self._sequence, self._call = sequence, call
 
     def __repr__(self) -> str:
         result = self.result
@@ -114,7 +114,7 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
         return f"Stream({len(result.tokens)} tokens, {state})"
 
     def __next__(self) -> Piece:
-        sequence, call = self._job, self._call
+        sequence, call = self._sequence, self._call
         if call.closed:
             raise StopIteration
         with partial_results([sequence]):
@@ -130,7 +130,7 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
     @property
     def result(self) -> GenerationResult:
         """The answer so far; `finish_reason` is `cancelled` until it has ended."""
-        return self._job.result()
+        return self._sequence.result()
 
     def close(self) -> None:
         """Stop generating and free the cache; `result` stays available.

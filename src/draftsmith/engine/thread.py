@@ -158,7 +158,7 @@ class Handle(Iterator[Piece]):
 
     def __init__(self, thread: EngineThread, sequence: TextSequence, owner: object) -> None:
         """`owner`: the object that closes the thread when collected; kept until the answer ends."""
-        self._thread, self._job, self._owner = thread, sequence, owner
+        self._thread, self._sequence, self._owner = thread, sequence, owner
         self._pieces: deque[Piece] = deque()
         self._ended = False
         self._wakers: deque[Callable[[], None]] = deque()
@@ -168,7 +168,7 @@ class Handle(Iterator[Piece]):
         thread.submit([sequence], self._hear)
 
     def __repr__(self) -> str:
-        state = self._job.finish_reason or "cancelled" if self._ended else "open"
+        state = self._sequence.finish_reason or "cancelled" if self._ended else "open"
         return f"Handle({state})"
 
     def _hear(self, sequence: TextSequence, ended: bool) -> None:
@@ -179,7 +179,7 @@ class Handle(Iterator[Piece]):
             self._wakers.popleft()()
 
     def _has_news(self) -> bool:
-        if self._job.stream is None:
+        if self._sequence.stream is None:
             raise LoadError(NO_TOKENIZER.format(what="tokens cannot be turned into text"))
         return bool(self._pieces) or self._ended
 
@@ -190,7 +190,7 @@ class Handle(Iterator[Piece]):
 
     def cancel(self) -> None:
         """End the answer after the running pass; what was generated is kept."""
-        self._thread.cancel([self._job])
+        self._thread.cancel([self._sequence])
 
     def result(self, timeout: float | None = None) -> GenerationResult:
         """Wait for the whole answer.
@@ -204,9 +204,9 @@ class Handle(Iterator[Piece]):
         return self._result()
 
     def _result(self) -> GenerationResult:
-        with partial_results([self._job]):
-            raise_failures([self._job])
-        return self._job.result()
+        with partial_results([self._sequence]):
+            raise_failures([self._sequence])
+        return self._sequence.result()
 
     def _wait(self, ready: Callable[[], bool], end: float | None = None) -> bool:
         """Sleep until `ready` may have changed; return False if it has not by the time `end`."""

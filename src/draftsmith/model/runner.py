@@ -7,6 +7,7 @@ A runner keeps count of the computed and pending tokens of each row and of the r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -63,10 +64,6 @@ class Runner:
         """Window of each layer, or one entry for all. `(None,)` if the model masks by itself."""
         self._store = self._make_store()
         self._vocab_size = loaded.vocab_size
-        kind = torch.accelerator.current_accelerator()
-        devices = {loaded.device, *(weight.device for weight in loaded.model.parameters())}
-        self._accelerators = [device for device in devices if kind and device.type == kind.type]
-        """Devices that compute layers, except CPUs."""
 
     def _make_store(self) -> KVStore:
         loaded, capabilities, forward = self.loaded, self._capabilities, self.loaded.forward
@@ -179,6 +176,13 @@ class Runner:
             self._refresh(row)
             row.taken = len(row.pending) - rest
         return self._store.verify(rows, drafts)
+
+    @cached_property
+    def _accelerators(self) -> list[torch.device]:
+        """Devices that compute layers, except CPUs."""
+        kind, model = torch.accelerator.current_accelerator(), self.loaded.model
+        devices = {self.loaded.device, *(weight.device for weight in model.parameters())}
+        return [device for device in devices if kind and device.type == kind.type]
 
     def wait(self) -> None:
         """Block until the last pass has finished: devices compute asynchronously."""

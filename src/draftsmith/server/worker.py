@@ -68,7 +68,7 @@ class Call:
         self._deadline = self._loop.time() + seconds
         self._left = answers
         self._waiting = asyncio.Queue[Chunk | Refusal]()
-        self._jobs: dict[TextSequence, tuple[int, Alternatives | None]] = {}
+        self._sequences: dict[TextSequence, tuple[int, Alternatives | None]] = {}
         self._closed = False
         self.prompt: list[int] = []
         """Token ids of the first prompt, once the sequences are submitted."""
@@ -76,13 +76,13 @@ class Call:
     @property
     def running(self) -> int:
         """Number of answers that were admitted, ended ones included."""
-        return sum(sequence.admitted is not None for sequence in self._jobs)
+        return sum(sequence.admitted is not None for sequence in self._sequences)
 
     def start(
         self, sequences: Sequence[TextSequence], alternatives: Sequence[Alternatives | None]
     ) -> None:
         """Submit the sequences; raises the errors of `EngineThread.submit`."""
-        self._jobs = dict(zip(sequences, enumerate(alternatives), strict=True))
+        self._sequences = dict(zip(sequences, enumerate(alternatives), strict=True))
         sequence = sequences[0]
         self.prompt = sequence.ids[: sequence.prompt_length]
         self._worker.engine.thread.submit(sequences, self.hear)
@@ -130,12 +130,12 @@ class Call:
         if not self._closed:
             self._closed = True
             self._worker.calls.discard(self)
-            if self._left and self._jobs:
-                self._worker.engine.thread.cancel([*self._jobs])
+            if self._left and self._sequences:
+                self._worker.engine.thread.cancel([*self._sequences])
 
     def hear(self, sequence: TextSequence, ended: bool) -> None:
         """Send new pieces to the event loop as a chunk; called in the engine's thread."""
-        (index, seen), now = self._jobs[sequence], perf_counter()
+        (index, seen), now = self._sequences[sequence], perf_counter()
         pieces = tuple(sequence.pieces)
         sequence.pieces.clear()
         logprobs = () if seen is None else tuple(seen.take([piece.token for piece in pieces]))
