@@ -35,7 +35,7 @@ def verified(
     """The verification of a draft after id 0."""
     logits = target.forward([target.open([0])], [draft])[0].logits
     distribution = Distribution((), greedy=greedy)
-    return verify(draft, logits, distribution, sampler, lambda: None, lambda *_: False)
+    return verify(draft, logits.__getitem__, distribution, sampler, lambda: None, lambda *_: False)
 
 
 def run(target: ToyTarget, draft: Draft, sampler: Enumerated, length: int) -> tuple[int, ...]:
@@ -50,7 +50,12 @@ def run(target: ToyTarget, draft: Draft, sampler: Enumerated, length: int) -> tu
             return len(ids) > length
 
         verification = verify(
-            draft, output.logits, Distribution((), greedy=False), sampler, lambda: None, emit
+            draft,
+            output.logits.__getitem__,
+            Distribution((), greedy=False),
+            sampler,
+            lambda: None,
+            emit,
         )
         target.commit([row], [verification.path], [verification.tokens])
         draft = EMPTY

@@ -37,8 +37,6 @@ LONGEST_DRAFT = 5.0
 DRAFT_PASSES = 8
 """Target passes that drafting may take in addition: a draft model runs several passes itself."""
 
-_NOT_COMPUTED = RowOutput(torch.empty((0, 0), device="cpu"), finite=False)
-
 WITHOUT_DRAFT = "a pass with drafts failed and was repeated without them"
 SMALLER = "a pass over a part of the prompt failed and was repeated with a smaller part"
 
@@ -231,21 +229,22 @@ def give_up(decoding: abc.Sequence[Sequence], seconds: float) -> None:
     """
     called = [sequence for sequence in decoding if sequence.context.budget]
     slow = [sequence for sequence in called if sequence.waited > LONGEST_DRAFT]
-    stalled: dict[int, DrafterStalled] = {}
+    stalled: dict[int, str] = {}
     for sequence in slow:
         read = sum(s.stats.seconds.prefill for s in slow if s.drafter is sequence.drafter)
         if sequence.waited > LONGEST_DRAFT + DRAFT_PASSES * seconds + read:
             if id(sequence.stalls) not in stalled:
                 sequence.stalls.add()
-            stalled[id(sequence.stalls)] = DrafterStalled(
+            stalled[id(sequence.stalls)] = (
                 f"drafting took {sequence.waited:.1f} s for a pass of {seconds:.3f} s"
             )
     for sequence in called:
         if id(sequence.stalls) not in stalled:
             sequence.stalls.in_a_row = 0
     for sequence in decoding if stalled else ():
-        if (error := stalled.get(id(sequence.stalls))) is None:
+        if (why := stalled.get(id(sequence.stalls))) is None:
             continue
+        error = DrafterStalled(why)
         if sequence.drafter_error is None:
             sequence.put_aside(error)
         elif sequence.waited:
@@ -267,16 +266,17 @@ def fit(draft: Draft, sequence: Sequence, target: Target[Any]) -> Draft:
 
 def forward(
     sequences: abc.Sequence[Sequence], drafts: list[Draft], takes: list[int], target: Target[Any]
-) -> list[RowOutput]:
+) -> list[RowOutput | None]:
     """Run one target pass and read it. After an error, repeat it with less until it succeeds.
 
     The repetitions leave out, in this order: the drafts, half of each chunk of a prompt, the last
     sequence. A sequence that is left out ends with the error. Drafts that are left out become
     `EMPTY` in `drafts`. Sequences with a sampled draft leave the shared pass and verify their draft
     by plain passes (`judge_plainly`), because whether the pass fails may depend on what was drawn.
-    Each failure is counted in the sequences that get less (`Sequence.pass_failed`).
+    Each failure is counted in the sequences that get less (`Sequence.pass_failed`). Sequences that
+    are not in the pass have the output None.
     """
-    outputs = [_NOT_COMPUTED] * len(sequences)
+    outputs: list[RowOutput | None] = [None] * len(sequences)
     members = list(range(len(sequences)))
     while members:
         rows = [sequences[i].row for i in members]
@@ -323,7 +323,7 @@ def _smaller(
 def settle(
     sequence: Sequence,
     draft: Draft,
-    output: RowOutput,
+    output: RowOutput | None,
     taken: int,
     target: Target[Any],
 ) -> float:
@@ -336,10 +336,10 @@ def settle(
         if taken < len(row.pending):
             target.commit([row], [()], [()])
             return 0.0
-        if output.finite:
+        if output is not None and output.finite:
             verification = judge(sequence, draft, output)
         else:
-            if output is not _NOT_COMPUTED:
+            if output is not None:
                 sequence.pass_failed(WITHOUT_DRAFT, FloatingPointError("logits are not finite"))
             output, verification = judge_plainly(sequence, draft, row, target)
             draft = EMPTY
@@ -362,7 +362,7 @@ def judge(sequence: Sequence, draft: Draft, output: RowOutput) -> Verification:
         return verify_greedy(draft, output.choices, sequence.emit)
     return verify(
         draft,
-        output.logits,
+        output.logits.__getitem__,
         sequence.distribution,
         sequence.sampler,
         sequence.prefix,
@@ -377,28 +377,20 @@ def judge_plainly(
 
     This keeps the distribution of sampled drafts exact. It saves no time.
     """
-    rows = _PlainRows(draft, row, target)
+    outputs: list[RowOutput] = []
+
+    def compute(place: int) -> Tensor:
+        """Return the logits after the root, or after the node that was just accepted."""
+        if place:
+            target.commit([row], [()], [draft.tokens[place - 1 : place]])
+        outputs.extend(target.forward([row], [EMPTY]))
+        return outputs[-1].logits[0]
+
     found = verify(
-        draft, rows, sequence.distribution, sequence.sampler, sequence.prefix, sequence.emit
+        draft, compute, sequence.distribution, sequence.sampler, sequence.prefix, sequence.emit
     )
     sequence.stats.passes += len(found.tokens)
-    return rows.outputs[0], replace(found, path=(), nodes=(None,) * len(found.tokens))
-
-
-class _PlainRows:
-    """Logits of the root and of accepted nodes, each computed by one plain pass."""
-
-    def __init__(self, draft: Draft, row: Row, target: Target[Any]) -> None:
-        self.draft = draft
-        self.row = row
-        self.target = target
-        self.outputs: list[RowOutput] = []
-
-    def __getitem__(self, place: int) -> Tensor:
-        if place:
-            self.target.commit([self.row], [()], [self.draft.tokens[place - 1 : place]])
-        self.outputs += self.target.forward([self.row], [EMPTY])
-        return self.outputs[-1].logits[0]
+    return outputs[0], replace(found, path=(), nodes=(None,) * len(found.tokens))
 
 
 def learn(sequence: Sequence, draft: Draft, output: RowOutput, verification: Verification) -> None:

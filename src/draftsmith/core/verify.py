@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,12 +18,6 @@ from draftsmith.core.sampling import Distribution, Sampler, argmax
 
 Emit = Callable[[int, Tensor | None], bool]
 """(token, its processed scores (1, V) or None) → whether the sequence ends with this token."""
-
-
-class Rows(Protocol):
-    """Logits (1+n+m, V), indexed one position at a time."""
-
-    def __getitem__(self, row: int, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +39,7 @@ class Verification:
 
 def verify(
     draft: Draft,
-    logits: Rows,
+    logits: Callable[[int], Tensor],
     distribution: Distribution,
     sampler: Sampler,
     prefix: Callable[[], Tensor | None],
@@ -54,15 +47,15 @@ def verify(
 ) -> Verification:
     """Verify `draft` under the target's `distribution`; lossless for guesses, samples and mixtures.
 
-    `logits` has shape (1+n+m, V): row 0 follows the root, row 1+i follows node i. `prefix()`
-    returns the (1, T) ids so far, including the tokens that this call has passed to `emit`.
-    Processors see one position at a time, in the order of plain decoding. Guesses cost exactly one
-    draw per emitted token.
+    `logits(0)` returns the logits (V,) after the root, `logits(1 + i)` those after node i; it is
+    called once for each emitted token, in order. `prefix()` returns the (1, T) ids so far, with the
+    tokens that this call has passed to `emit`. Processors see one position at a time, in the order
+    of plain decoding. Guesses cost exactly one draw per emitted token.
     Source: Leviathan et al. 2023, algorithm 1; guesses are accepted if the target draws them.
     """
 
     def next_token(node: int) -> tuple[int, Tensor]:
-        scores = distribution.scores(prefix() if distribution.needs_ids else None, logits[node + 1])
+        scores = distribution.scores(prefix() if distribution.needs_ids else None, logits(node + 1))
         return choose(scores, distribution, sampler, draft, draft.proposals.get(node)), scores
 
     return walk(draft, next_token, emit)
