@@ -308,7 +308,7 @@ def test_lost_and_repeated_lines() -> None:
         (FENCED, ["code fences and words stand around the new file; take them out"]),
     ],
 )
-def test_an_edit_that_looks_wrong_is_told(
+def test_an_edit_that_looks_wrong_is_reported(
     ask: Any, file: str, after: str, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Stream.result.fget  # type: ignore[attr-defined]
@@ -318,7 +318,7 @@ def test_an_edit_that_looks_wrong_is_told(
     assert told.splitlines() == [f"note: {note}" for note in notes]
 
 
-def test_a_loop_is_told_from_a_long_answer() -> None:
+def test_a_loop_differs_from_a_long_answer() -> None:
     assert looping([1, 2, *[7, 8] * 30]) == 2
     assert looping([5] * 48) == 1
     assert looping([5] * 47) == 0
@@ -327,7 +327,7 @@ def test_a_loop_is_told_from_a_long_answer() -> None:
     assert looping(list(range(200))) == 0
 
 
-def test_a_looping_answer_is_told(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_looping_answer_is_reported(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def stuck(_ids: Any, scores: Any) -> Any:
         scores[:, 40] = 1000.0
         return scores
@@ -772,7 +772,7 @@ def test_stats_name_the_phases_that_took_time(ask: Any) -> None:
     assert " = prefill " in ask("hello " * 200).stderr
 
 
-def test_a_foreign_drafter_is_listed_and_a_broken_one_told(
+def test_a_foreign_drafter_is_listed_and_a_broken_one_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @dataclass(frozen=True)

@@ -189,7 +189,7 @@ def test_e1_what_generate_raises_is_raised(fault: str, entry: Any) -> None:
 
 @pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("read", [0, 3])
-def test_e1_a_model_put_into_training_mode_after_stream_is_told(read: int, chat: bool) -> None:
+def test_e1_a_model_put_into_training_mode_after_stream_is_reported(read: int, chat: bool) -> None:
     engine = engine_of(drafter="none")
     asks = engine.chat().stream if chat else engine.stream
     pieces = asks("the quick brown fox", max_new_tokens=NEW)
@@ -311,7 +311,7 @@ def test_e2_a_drafted_pass_that_fails_is_counted_and_told(kind: type[Exception])
 
 
 @pytest.mark.failing_passes
-def test_e2_each_kind_of_error_is_told_once() -> None:
+def test_e2_each_kind_of_error_is_reported_once() -> None:
     engine = failing_engine(RuntimeError("one"), RuntimeError("another"), ValueError("a value"))
     result = engine.generate(COPIES, max_new_tokens=20)
     assert result.stats.failed_passes > 3
@@ -405,7 +405,7 @@ def test_e2_the_command_notes_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch)
     told_once(record["notices"], "no mask")
 
 
-def test_e2_drafting_that_fails_for_several_answers_at_once_is_told() -> None:
+def test_e2_drafting_that_fails_for_several_answers_at_once_is_reported() -> None:
     class Alone(Scripted):
         def draft(self, states: Any, contexts: Any) -> Any:
             if len(states) > 1:

@@ -327,7 +327,7 @@ def test_a_grammar_is_compiled_once(engine: Engine, monkeypatch: pytest.MonkeyPa
     assert built == [Grammar.regex("once")]
 
 
-def test_what_lacks_an_end_token_or_llguidance_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lacks_an_end_token_or_llguidance_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = Grammars(tiny.tokenizer(), 400)
     with pytest.raises(OptionError, match="end token"):
         grammars.compile(Grammar.regex("yes"), [])

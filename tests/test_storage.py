@@ -199,7 +199,7 @@ def test_texts_are_opened_by_their_ending(tmp_path: Path) -> None:
         (r'{"\uDE00": 1}', r"\\ude00 is half a surrogate pair"),
     ],
 )
-def test_what_cannot_be_used_is_told(text: str, message: str) -> None:
+def test_what_cannot_be_used_is_reported(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_json(text)
     assert parse_json(r'{"a": "\ud83d\ude00", "b": "\\ud83d"}') == {"a": "😀", "b": "\\ud83d"}

@@ -555,7 +555,7 @@ def test_training_mode(llama: Any) -> None:
 # The handle
 
 
-def test_a_calibration_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibration_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path))
     model = make_llama()
     model.config._name_or_path = "some/model"

@@ -149,7 +149,7 @@ def test_a_prediction_in_words_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["words", [[1]], [float("inf")]])
-def test_a_wrong_prediction_is_told_and_left_out(
+def test_a_wrong_prediction_is_reported_and_left_out(
     wrong: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = record(3)

@@ -98,7 +98,7 @@ def test_d8_commands_name_it_in_their_first_line(there: str, folder: Path) -> No
     assert told["memory_bytes"] == 1 << 34
 
 
-def test_d8_a_gpu_that_cannot_be_used_is_told(
+def test_d8_a_gpu_that_cannot_be_used_is_reported(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing runs elsewhere without a word."""
@@ -110,7 +110,7 @@ def test_d8_a_gpu_that_cannot_be_used_is_told(
     assert "use --device='cpu'" in fails(2, "run", "hello", "-m", folder)
 
 
-def test_d8_a_model_that_does_not_fit_is_told(
+def test_d8_a_model_that_does_not_fit_is_reported(
     there: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> Any:

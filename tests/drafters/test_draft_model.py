@@ -83,7 +83,7 @@ def test_a_drafter_that_is_the_target_is_accepted_whole() -> None:
         assert stats.tokens_per_pass == 6 or stats.tokens < 48
 
 
-def test_the_reason_for_the_algorithm_is_told() -> None:
+def test_the_reason_for_the_algorithm_is_reported() -> None:
     other = DraftModel(small(), tokenizer=tiny.tokenizer(300))
     told = engine(other).generate("the", max_new_tokens=2).notices
     assert any("draft_model uses tli" in n and "overlap is large" in n for n in told)

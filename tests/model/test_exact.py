@@ -89,9 +89,7 @@ class Case:
 
 @pytest.mark.parametrize("widths", [(64, 64), (16, 16), (20, 12)])
 @pytest.mark.parametrize("heads", [(9, 3), (4, 4), (4, 1)])
-def test_the_kernel_attends_to_what_it_is_told(
-    heads: tuple[int, int], widths: tuple[int, int]
-) -> None:
+def test_the_kernel_attends_under_its_mask(heads: tuple[int, int], widths: tuple[int, int]) -> None:
     case = Case(0, heads, widths)
     for cap, sinks in ((0, 0), (2, 0), (0, heads[0])):
         case.cap = np.float32(cap)
@@ -151,7 +149,7 @@ def test_a_width_beyond_is_tried_when_it_is_wanted() -> None:
         widths.at_least(100)
 
 
-def test_who_cannot_is_told_why() -> None:
+def test_models_that_cannot_say_why() -> None:
     with pytest.raises(UnsupportedError, match="cannot share passes"):
         Engine.from_pretrained(build("qwen3_next"), exact=True)
     with pytest.raises(UnsupportedError, match=r"is in float64; exact attention supports bfloat16"):

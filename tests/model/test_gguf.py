@@ -187,7 +187,7 @@ def test_a_cache_folder_that_cannot_be_written(
 
 
 @pytest.mark.usefixtures("homeless")
-def test_without_a_home_folder_it_is_told_what_to_set(file: Path) -> None:
+def test_without_a_home_folder_it_an_error_says_what_to_set(file: Path) -> None:
     with pytest.raises(WriteError, match=r"no home folder .* set DRAFTSMITH_CACHE"):
         load(file)
 

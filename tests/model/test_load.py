@@ -88,7 +88,7 @@ def test_weights_cut_in_half_are_named(folder: Path, tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_what_can_be_told_here_is_not_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_here_is_not_asked_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(*_: Any, **__: Any) -> None:
         raise AssertionError("asked the hub")
 

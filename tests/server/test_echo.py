@@ -61,7 +61,7 @@ def check(model: Any, ids: list[int], seen: dict[str, Any], top: int) -> None:
 
 
 @pytest.mark.parametrize("top", [0, 5])
-def test_s5_a_prompt_is_told_back_with_what_the_model_gives_its_tokens(
+def test_s5_a_prompt_is_returned_with_what_the_model_gives_its_tokens(
     client: TestClient, top: int
 ) -> None:
     ids = tiny.tokenizer().encode(PROMPT)
@@ -104,7 +104,7 @@ def test_s5_the_answer_follows_the_prompt_and_is_the_same(client: TestClient, ap
     assert idle(api)
 
 
-def test_s5_many_prompts_are_told_each_with_its_own(client: TestClient) -> None:
+def test_s5_many_prompts_are_returned_each_with_its_own(client: TestClient) -> None:
     prompts = ["hello", "the quick brown", "def foo(x): return x", "é"]
     told = ask(client, prompt=prompts, **HARNESS)
     assert [choice["text"] for choice in told] == prompts

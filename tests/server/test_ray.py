@@ -35,7 +35,7 @@ GIVEN = {"model": "edit-1m", "dtype": "float32", "drafter": "auto", "memory": 50
 
 
 @pytest.mark.slow
-def test_what_to_install_is_told_where_ray_is_missing() -> None:
+def test_what_to_install_is_reported_where_ray_is_missing() -> None:
     code = (
         "import sys\n"
         "sys.modules['ray'] = None\n"

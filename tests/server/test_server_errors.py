@@ -80,7 +80,7 @@ def told(client: TestClient, path: str, stream: bool, status: int) -> dict[str, 
 @pytest.mark.parametrize(("path", "stream", "after"), [
     *((path, stream, 3) for path in ASK for stream in (False, True)), (CHAT, True, 0),
 ])  # fmt: skip
-def test_e1_an_error_of_the_model_is_told_and_logged(
+def test_e1_an_error_of_the_model_is_reported_and_logged(
     path: str, stream: bool, after: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, passes = engine_of(drafter="none"), 0

@@ -136,7 +136,7 @@ def test_who_stops_reading_is_cut_off() -> None:
         assert b"[DONE]" not in got
 
 
-def test_a_full_queue_is_told_and_empties(gate: Gate) -> None:
+def test_a_full_queue_is_reported_and_empties(gate: Gate) -> None:
     api = api_of(gated(gate, max_batch=1), queue=3)
     with listening(api) as address, ThreadPoolExecutor(8) as threads:
 
@@ -226,7 +226,9 @@ def test_a_grammar_that_takes_too_long_holds_nobody_up(monkeypatch: pytest.Monke
         until(lambda: idle(api))
 
 
-def test_a_worker_that_fails_is_told_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_fails_is_reported_and_no_request_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     api = api_of()
 
     def fails(*_: Any) -> None:
@@ -238,7 +240,7 @@ def test_a_worker_that_fails_is_told_and_nobody_waits(monkeypatch: pytest.Monkey
         assert httpx2.get(address + "/health").status_code == 503
 
 
-def test_an_error_nobody_expected_is_told_without_its_words(
+def test_an_error_nobody_expected_is_reported_without_its_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     api = api_of()

@@ -108,7 +108,7 @@ def test_tools_are_shown_to_the_model_unless_they_must_not_be_called(client: Tes
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-def test_of_calls_that_must_not_be_parallel_the_first_is_told(ask: Ask, parallel: bool) -> None:
+def test_of_calls_that_must_not_be_parallel_the_first_is_reported(ask: Ask, parallel: bool) -> None:
     body = ASK | {"parallel_tool_calls": parallel, "max_tokens": 300}
     (choice,) = ask(CHAT, SHOWN, CALL + CALL, **body).json()["choices"]
     streamed = streamed_calls(events(ask(CHAT, SHOWN, CALL + CALL, **body, stream=True)))

@@ -82,7 +82,7 @@ def test_the_advice_follows_table_4() -> None:
     assert why.endswith("the drafter cannot write every text, which reduces acceptance")
 
 
-def test_what_a_tokenizer_changes_is_told() -> None:
+def test_what_a_tokenizer_changes_is_reported() -> None:
     usage = Usage(letters("the", lower=True), "The end" + "." * 100)
     assert len(usage.pieces) == 2
     ((piece, back),) = usage.changed

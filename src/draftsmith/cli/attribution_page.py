@@ -49,7 +49,7 @@ what was made of it. A colour is a place in the prompt; grey was copied from the
 
 def _section(answer: Answer, number: int, count: int) -> str:
     copied = sum(copy.output.end - copy.output.start for copy in answer.copies)
-    told = (
+    summary = (
         f"{copied} of {len(answer.output)} tokens copied, in {plural(len(answer.copies), 'span')}"
     )
     heading = f"<h2>Answer {number} of {count}</h2>" if count > 1 else ""
@@ -60,7 +60,7 @@ def _section(answer: Answer, number: int, count: int) -> str:
         f'<div class="text" tabindex="0" role="group" aria-label="{name}">{text}</div></section>'
         for name, text in panes.items()
     )
-    return f'{heading}<p class="told">{told}</p>\n<div class="pair">\n{boxes}\n</div>'
+    return f'{heading}<p class="summary">{summary}</p>\n<div class="pair">\n{boxes}\n</div>'
 
 
 def _marked(answer: Answer, begin: int, end: int) -> str:
@@ -85,8 +85,8 @@ def _piece(answer: Answer, start: int, stop: int, text: str) -> str:
     attributes = ['class="own"' if colour is None else f'style="--h:{colour}"']
     if made is not None:
         where = "answer" if colour is None else "prompt"
-        told = f"copied from the {where}, tokens {place[0]}–{place[1] - 1}"
-        attributes += [f'data-copy="{made}"', f'title="{told}"', 'tabindex="0"']
+        origin = f"copied from the {where}, tokens {place[0]}–{place[1] - 1}"
+        attributes += [f'data-copy="{made}"', f'title="{origin}"', 'tabindex="0"']
     if sources:
         attributes.append('data-source="{}"'.format(" ".join(map(str, sources))))
     return f"<span {' '.join(attributes)}>{shown}</span>"
@@ -101,7 +101,7 @@ main { max-width: 1400px; }
 h3 { font-size: 0.8rem; font-weight: 600; color: var(--soft); margin: 0; padding: 10px 16px;
   border-bottom: 1px solid var(--rule); }
 .note { margin: 0; overflow-wrap: anywhere; }
-.told { font-size: 1.05rem; margin: 14px 0; }
+.summary { font-size: 1.05rem; margin: 14px 0; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 20px; margin: 0 0 18px; }
 .card { overflow: hidden; min-width: 0; }
 .text { padding: 14px 16px; white-space: pre-wrap; overflow-wrap: anywhere; overflow-y: auto;

@@ -109,8 +109,15 @@ def trained_head(loaded: LoadedModel, head: str | None, plain: float) -> dict[st
         return {"explained": f"{fits}; try one with --head 'eagle3(model=…)'."}
     spent = bound.step_seconds()
     cost = spent / plain
-    told = f"{drafter} fits; a step of it takes {1000 * spent:.1f} ms, {cost:.2f} plain passes."
-    return {"drafter": str(drafter), "seconds": spent, "relative_cost": cost, "explained": told}
+    explained = (
+        f"{drafter} fits; a step of it takes {1000 * spent:.1f} ms, {cost:.2f} plain passes."
+    )
+    return {
+        "drafter": str(drafter),
+        "seconds": spent,
+        "relative_cost": cost,
+        "explained": explained,
+    }
 
 
 def exactness(loaded: LoadedModel) -> dict[str, Any]:
@@ -237,8 +244,8 @@ def show(record: dict[str, Any]) -> None:
         console.print(Text(f"- Refused: {exact['refused']}", "yellow"))
     else:
         priced = exact["relative_cost"].items()
-        told = ", ".join(f"{price:.2f}× for {width}" for width, price in priced)
-        console.print(f"- exact=True: {exact['explained']}; passes cost {told} tokens.")
+        costs = ", ".join(f"{price:.2f}× for {width}" for width, price in priced)
+        console.print(f"- exact=True: {exact['explained']}; passes cost {costs} tokens.")
     head = record["trained_head"]
     if "refused" in head:
         console.print(Text(f"- Refused: {head['refused']}", "yellow"))

@@ -199,7 +199,7 @@ def run(
     finally:
         # Also after Ctrl-C or a failure: what was generated is never lost.
         if as_json and (results or failure is None):
-            told = [result.notices for result in results]
+            of_results = [result.notices for result in results]
             print_json(
                 {
                     "model": engine.model.name,
@@ -207,7 +207,7 @@ def run(
                     "device": str(engine.model.device),
                     "drafter": str(engine.drafter),
                     "answers": [record(engine, result) for result in results],
-                    "notices": [*dict.fromkeys(chain(engine.notices, *told))],
+                    "notices": [*dict.fromkeys(chain(engine.notices, *of_results))],
                     "error": failure,
                 }
             )

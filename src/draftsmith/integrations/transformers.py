@@ -182,7 +182,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         self.prepacked = prepacked
         """Layers of the model that `restore` puts back."""
         self._loaded = loaded
-        self._told: set[Hashable] = set()
+        self._warned: set[Hashable] = set()
         self._passes: dict[Any, str | None] = {}
         """(prepare method, padded) → why such calls are not accelerated."""
         self._bound: tuple[Drafting, Resources] | None = None
@@ -240,8 +240,8 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         """Warn once that a call is not accelerated, and why; raises if the model is `exact`."""
         self.refuse(reason)
         self.last_notice = reason
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._warned:
+            self._warned.add(reason)
             warnings.warn(f"not accelerated: {reason}", NotAcceleratedWarning, stacklevel)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -337,8 +337,8 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         if streamer is not None:
             streamer.end()
         for what, said in {k: v for s in sequences for k, v in s.notices.items()}.items():
-            if what not in self._told:
-                self._told.add(what)
+            if what not in self._warned:
+                self._warned.add(what)
                 warnings.warn(said, DraftingNotice, stacklevel=3)
         return record.output(_sequences(input_ids, sequences, generation_config))
 

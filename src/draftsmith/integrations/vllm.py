@@ -35,7 +35,7 @@ from draftsmith.text import tokenizer as text
 from draftsmith.text.vocab import fingerprint
 from draftsmith.values import number, token_ids
 
-TOLD = 10.0
+SUMMARY_SECONDS = 10.0
 """Seconds between two lines in the log, as in vLLM."""
 
 CALLED = "propose_draft_token_ids(self, scheduler_output, sampled_token_ids, …)"
@@ -133,7 +133,7 @@ class Proposer:
         parallel = vllm_config.parallel_config
         self._counts = parallel.rank % parallel.tensor_parallel_size == 0
         """Every rank drafts for itself; only the first one counts and logs."""
-        self._told = perf_counter()
+        self._summarized = perf_counter()
         self._counted: dict[str, SourceStats] = {}
         self.log.info(
             "draftsmith drafts with %s, %d tokens at most", self.host.drafter,
@@ -230,7 +230,7 @@ class Proposer:
         return Asked(record.num_prompt_tokens, limit, known, str(extra.get("cache_salt", "")))
 
     def _tell(self) -> None:
-        """Update the counters by source, and log a summary every `TOLD` seconds."""
+        """Update the counters by source, and log a summary every `SUMMARY_SECONDS` seconds."""
         if not self._counts:
             return
         for source, now in self.host.stats.by_source.items():
@@ -241,8 +241,8 @@ class Proposer:
             drafted.labels(source).inc(now.drafted - before.drafted)
             accepted.labels(source).inc(now.accepted - before.accepted)
             self._counted[source] = SourceStats(drafted=now.drafted, accepted=now.accepted)
-        if perf_counter() - self._told > TOLD and self.drafts:
-            self._told = perf_counter()
+        if perf_counter() - self._summarized > SUMMARY_SECONDS and self.drafts:
+            self._summarized = perf_counter()
             self.log.info("%s", self.summary())
 
     def summary(self) -> str:

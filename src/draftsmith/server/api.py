@@ -317,14 +317,14 @@ class Api:
     def _close(self, call: Call, answer: Answer) -> None:
         call.close()
         usage, each = answer.usage(), [choice.finish_reason for choice in answer.choices]
-        told = {
+        fields = {
             "id": answer.id,
             "prompt_tokens": usage["prompt_tokens"],
             "completion_tokens": usage["completion_tokens"],
             "finish_reasons": [reason or "cancelled" for reason in each],
             "seconds": round(perf_counter() - call.began, 3),
         }
-        log.info("answered", extra={"fields": told})
+        log.info("answered", extra={"fields": fields})
 
 
 class Events(EventSourceResponse):

@@ -32,8 +32,8 @@ class Refusal(DraftsmithError):
         """Body of the response in OpenAI's form."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status, kind)
-        told = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        return {"error": told}
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
 
     @property
     def anthropic(self) -> dict[str, Any]:

@@ -146,9 +146,9 @@ class Message(Section):
     def plain(self) -> dict[str, Any]:
         """Return the message for chat templates, with content as text and arguments as objects."""
         role = "system" if self.role == "developer" else self.role
-        told: dict[str, Any] = {"role": role, "content": text_of(self.content)}
+        message: dict[str, Any] = {"role": role, "content": text_of(self.content)}
         if self.tool_calls:
-            told["tool_calls"] = [
+            message["tool_calls"] = [
                 {
                     "id": call.id,
                     "type": "function",
@@ -160,7 +160,7 @@ class Message(Section):
                 for call in self.tool_calls
             ]
         more = {name: getattr(self, name) for name in ("name", "tool_call_id", "reasoning_content")}
-        return told | {name: value for name, value in more.items() if value is not None}
+        return message | {name: value for name, value in more.items() if value is not None}
 
 
 def text_of(content: str | list[Part] | None) -> str:

@@ -64,7 +64,7 @@ def test_models_that_cannot_be_asked() -> None:
         tuning.check(load(mamba, tokenizer=tiny.tokenizer()))
 
 
-def test_a_place_that_cannot_be_written_is_told_before_the_work(
+def test_a_place_that_cannot_be_written_is_reported_before_the_work(
     folder: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept.write_text("a file in the place of the folder")
