@@ -10,6 +10,7 @@ import torch
 from drafted import same_answers
 
 from architectures import VOCAB, build, prompt
+from draftsmith.drafters import auto_head
 from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.trained_head import BoundHead
@@ -96,6 +97,29 @@ def test_a_head_knows_what_no_context_does(tmp_path: Path) -> None:
     assert both.stats.passes < 20
     assert alone.stats.passes > 50
     assert mixed.stats.passes < 24
+
+
+def test_a_head_reads_the_last_part_of_a_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto_head, "RECENT", 8)
+    rows: list[list[int]] = []
+    ask = BoundHead.ask
+
+    def asked(self: Any, several: Any, questions: Any) -> Any:
+        rows.extend([*entries.row.ids, *entries.row.pending] for entries in several)
+        return ask(self, several, questions)
+
+    monkeypatch.setattr(BoundHead, "ask", asked)
+    model, folder = counting(tmp_path)
+    engine = Engine.from_pretrained(model, drafter=f"auto(head=eagle3(model={folder}))", budget=12)
+    long = [7, 3, 9, 2, 8] * 9
+    first, second = (
+        engine.generate([[*ids, 5]], max_new_tokens=30)[0] for ids in (long, long[:20])
+    )
+    assert first.tokens == second.tokens == list(range(6, 36))
+    assert second.stats.passes < 16
+    assert rows[0] == [*long[-6:], 5, 6]
 
 
 def test_a_head_is_not_asked_where_contexts_are_certain(

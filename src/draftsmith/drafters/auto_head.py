@@ -27,6 +27,12 @@ HIT = 0.4
 """Initial share of cases in which the head's best token comes next."""
 PACE = 0.05
 """Weight of the last case in that share."""
+MARGIN = 1.5
+"""A pass of the head must gain this many times its cost: its nodes cost time in the target's pass,
+and some of the tokens that it names are found without it."""
+RECENT = 256
+"""Positions of a prompt that the head reads. What is further away, contexts copy without it, and
+reading it can cost more than the head brings."""
 MOST = 8
 """Maximum number of nodes that a pass of the head expands."""
 
@@ -35,7 +41,7 @@ class HeadRows:
     """The head's positions of one sequence, and its rows at nodes of the current tree."""
 
     def __init__(self, drafter: BoundHead) -> None:
-        self.drafter, self.entries = drafter, Entries(drafter)
+        self.drafter, self.entries = drafter, Entries(drafter, RECENT)
         self.hit = HIT
         self._learned: Mixer | None = None
         """The head's input of the mixer, while it is separate."""
@@ -86,7 +92,8 @@ class HeadRows:
             ]  # fmt: skip
         best = sorted(asked, key=left.__getitem__, reverse=True)[:MOST]
         cost = PASS_COST if ctx.cost is None else ctx.cost.drafting(self.drafter, 1)
-        return best if self.hit * sum(left[i] for i in best) > rate * cost else []
+        gain = self.hit * sum(left[i] for i in best)
+        return best if gain > MARGIN * rate * cost else []
 
     def ask(self, nodes: Any, asked: Sequence[int], ctx: Context) -> bool:
         """Add the head's rows at these nodes; return False if there is no room for them."""

@@ -266,8 +266,11 @@ class Entries:
     nodes: list[Question]
     """Expanded nodes of the draft, in order."""
 
-    def __init__(self, drafter: BoundHead) -> None:
-        self.drafter = drafter
+    def __init__(self, drafter: BoundHead, recent: int | None = None) -> None:
+        """`recent`: read only the last positions, at most so many, of the text at the beginning."""
+        self.drafter, self._recent = drafter, recent
+        self._unread: list[int] = []
+        """Tokens before those that are read."""
         self._opened: weakref.finalize[..., Entries] | None = None
 
     def begin(self, ctx: Context) -> int:
@@ -280,9 +283,16 @@ class Entries:
         while forgotten:
             runner.close(forgotten.pop())
         # Position i reads x_{i+1} and g_i, so the last token has a position, too.
-        ids, g = list(ctx.ids[1:]), ctx.hidden
-        if g is None or len(g) != len(ids) or not ids:
+        total, g = len(ctx.ids) - 1, ctx.hidden
+        if g is None or len(g) != total or not total:
             return 0
+        if self._opened is not None and list(ctx.ids[: len(self._unread)]) != self._unread:
+            self.close()
+        if self._opened is None:
+            skipped = 0 if self._recent is None else max(0, total - self._recent)
+            self._unread = list(ctx.ids[:skipped])
+        first = len(self._unread)
+        ids, g = list(ctx.ids[1 + first :]), g[first:]
         if self._opened is None:
             self.row = runner.open(ids)
             self._opened = weakref.finalize(self, forgotten.append, self.row)
