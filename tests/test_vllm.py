@@ -108,7 +108,7 @@ def serve(requests: dict[str, Record], **options: Any) -> Proposer:
     return run(requests, Proposer(config(**options)))
 
 
-def test_drafts_are_counted_and_told_by_source(caplog: pytest.LogCaptureFixture) -> None:
+def test_drafts_are_counted_by_source(caplog: pytest.LogCaptureFixture) -> None:
     found = serve({"a": record(1), "b": record(2)}, drafter="copyspec")
     assert found.host.stats.accepted > 40
     assert found.drafts == found.host.stats.passes
@@ -123,7 +123,7 @@ def test_drafts_are_counted_and_told_by_source(caplog: pytest.LogCaptureFixture)
     again = [counter.labels("copyspec")._value.get() for counter in plugin.counters()]
     assert again == after, "other ranks count nothing"
     with caplog.at_level(logging.INFO):
-        found._told -= 2 * plugin.TOLD
+        found._summarized -= 2 * plugin.SUMMARY_SECONDS
         found._tell()
         found._tell()
     assert [line for line in caplog.messages if "tokens per pass" in line] == [found.summary()]

@@ -267,7 +267,7 @@ class Entries:
     """Expanded nodes of the draft, in order."""
 
     def __init__(self, drafter: BoundHead, recent: int | None = None) -> None:
-        """`recent`: read only the last positions, at most so many, of the text at the beginning."""
+        """`recent`: maximum number of positions of the first text that are read, its last ones."""
         self.drafter, self._recent = drafter, recent
         self._unread: list[int] = []
         """Tokens before those that are read."""
