@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -93,6 +94,8 @@ CASES += [(name, options, False) for name, options in SLIDING.items()]
 @pytest.mark.parametrize(("name", "options", "rewinds"), CASES)
 def test_rows_that_join_and_leave(name: str, options: dict[str, Any], rewinds: bool) -> None:
     """Without `rewinds`, layers with a window drop what it has left."""
+    if name == "mamba" and version("transformers") < "5":
+        pytest.skip("transformers 4 decodes Mamba wrongly after prompts of one or two tokens")
     model = load(build(name, **options))
     mixture, dropped = Mixture(model, seed=5, rewinds=rewinds), 0
     for _ in range(20):

@@ -94,7 +94,7 @@ def test_logits_and_cache_are_those_of_a_fresh_pass(
     "name",
     [
         "llama",
-        "gemma2",
+        "gemma3_text",
         *(pytest.param(n, marks=pytest.mark.slow) for n in ("gpt_oss", "gpt2", "mixtral")),
     ],
 )
