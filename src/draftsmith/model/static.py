@@ -220,42 +220,40 @@ class StaticStore(PackedStore):
         width = next(w for w in WIDTHS if w >= max(span.width for span in spans.values()))
         if count * width > MOST_POSITIONS:
             return {}
+        firsts = {row: place * width for row, place in places.items()}
+        queries = (slice(firsts[row], firsts[row] + span.width) for row, span in spans.items())
+        taps = record(
+            [row.taps for row in spans], self._blocks, [Place(queries=q) for q in queries], ()
+        )
+        layers = () if taps is None else taps.layers
         with self._graphs.turn() as given:
             for place, row in enumerate(buffer.rows[:count]):
                 if row is None or row not in spans:
-                    _idle(given[place], width, buffer.capacity)
+                    # Positions that see only themselves, in the spare slots.
+                    _write(given[place], width, [0], [0], [1], 0, buffer.capacity)
                 else:
                     buffer.clear(place)
-                    _write(given[place], width, row, spans[row])
+                    span, cached = spans[row], row.cached
+                    tokens = [*row.pending[: span.pending], *span.draft.tokens]
+                    offsets = [position - cached for position in span.positions]
+                    bits = ancestor_bits(span)
+                    _write(given[place], width, tokens, offsets, bits, cached, cached)
             self._graphs.send(count)
-            ends = {row: place * width + spans[row].width for row, place in places.items()}
-            taps = self._recorder(spans, ends)
-            layers = taps.layers if taps is not None else ()
             body = partial(self._compute, buffer, count, width, layers)
             numbers, *outputs = self._graphs.run(buffer, (count, width, layers), body)
-            logits, *states = (
-                output.clone() for output in outputs
-            )  # the next pass overwrites them
+            # The next pass overwrites them.
+            logits, *states = (output.clone() for output in outputs)
             numbers = numbers.to("cpu", copy=True)
         if taps is not None:
             taps.hidden.update(zip(layers, states, strict=True))
         found = {}
         for row, span in spans.items():
-            first = places[row] * width
+            first = firsts[row]
             buffer.stale[places[row]] = not bool(numbers[first : first + width, 0].all())
             own = slice(first + span.pending - 1, first + span.width)
             finite, choices, highest = unpacked(numbers[own], span.draft)
             found[row] = RowOutput(logits[own], choices, finite, highest)
         return found
-
-    def _recorder(
-        self, spans: Mapping[SequenceRow, Span], ends: Mapping[SequenceRow, int]
-    ) -> PassTaps | None:
-        """Return what takes the hidden states of a pass; rows end at `ends`."""
-        places = [
-            Place(queries=slice(ends[row] - span.width, ends[row])) for row, span in spans.items()
-        ]
-        return record([row.taps for row in spans], self._blocks, places, ())
 
     def _compute(
         self, buffer: Buffer, places: int, width: int, layers: tuple[int, ...]
@@ -378,29 +376,27 @@ class StaticStore(PackedStore):
             free[buffer.kind] = buffer
 
 
-def _write(given: Any, width: int, row: SequenceRow, span: Span) -> None:
-    """Write what a pass reads of a row: tokens, offsets and ancestors (Q,), base and first slot.
+def _write(
+    given: Any,
+    width: int,
+    tokens: Sequence[int],
+    offsets: Sequence[int],
+    bits: Sequence[int],
+    base: int,
+    first: int,
+) -> None:
+    """Write what a pass reads of a place, padded with positions that see only themselves.
 
-    `given` (5, `WIDEST`) are the inputs of its place on the host.
+    `given` (5, `WIDEST`) are the inputs of the place on the host; `first` is the first slot.
     """
-    n = span.width
-    tokens = [*row.pending[: span.pending], *span.draft.tokens]
-    given[0, :width] = [*tokens, *tokens[:1] * (width - n)]
-    given[1, :n] = [position - span.cached for position in span.positions]
+    n = len(tokens)
+    given[0, :width] = [*tokens, *[tokens[0]] * (width - n)]
+    given[1, :n] = offsets
     given[1, n:] = 0
-    bits = [*ancestor_bits(span), *(1 << i for i in range(n, width))]
-    words = [[own % _WORD for own in bits], [own // _WORD for own in bits]]
+    every = [*bits, *(1 << i for i in range(n, width))]
+    words = [[own % _WORD for own in every], [own // _WORD for own in every]]
     given[2:4, :width] = np.array(words, np.uint64).view(np.int64)
-    given[4, :2] = span.cached
-
-
-def _idle(given: Any, width: int, capacity: int) -> None:
-    """Let a place compute positions that see only themselves, in its spare slots."""
-    given[:2] = 0
-    bits = [1 << i for i in range(width)]
-    words = [[own % _WORD for own in bits], [own // _WORD for own in bits]]
-    given[2:4, :width] = np.array(words, np.uint64).view(np.int64)
-    given[4, :2] = 0, capacity
+    given[4, :2] = base, first
 
 
 _WORD = 1 << 64
