@@ -26,7 +26,7 @@ from draftsmith.server.keys import Keys
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.run import JsonLines, server
 from draftsmith.server.settings import Settings
-from draftsmith.server.worker import Call
+from draftsmith.server.worker import Job
 from draftsmith.testing import Scripted
 from draftsmith.text.grammar import Grammar
 
@@ -83,26 +83,26 @@ def test_a_client_that_leaves_gives_its_row_back_within_a_step(gate: Gate, strea
     assert sequence.generated <= before + 1
 
 
-async def begun(api: Api, **options: Any) -> Call:
-    """A call whose answer is in line."""
-    call = api.worker.call(1, 300)
+async def begun(api: Api, **options: Any) -> Job:
+    """A job whose answer is in line."""
+    job = api.worker.job(1, 300)
     sequences = api.engine.prepare(options).sequences([ASK["messages"]], streaming=True)
-    call.start(sequences, [None])
-    return call
+    job.start(sequences, [None])
+    return job
 
 
 def test_time_is_over_also_for_who_always_has_something_to_read() -> None:
     api = api_of(engine("none"))
 
     async def scenario() -> None:
-        call = await begun(api, max_new_tokens=9)
-        while call._waiting.empty():
+        job = await begun(api, max_new_tokens=9)
+        while job._waiting.empty():
             await asyncio.sleep(0.001)
-        call._deadline = 0.0
+        job._deadline = 0.0
         with pytest.raises(Refusal) as refused:
-            await anext(call.chunks())
+            await anext(job.chunks())
         assert refused.value.code == "timeout"
-        call.close()
+        job.close()
         api.worker.stop()
 
     asyncio.run(scenario())
@@ -112,8 +112,8 @@ def test_an_answer_that_is_whole_takes_no_place_while_its_end_is_read() -> None:
     api = api_of(engine("none"))
 
     async def scenario() -> None:
-        call = await begun(api, max_new_tokens=3)
-        async for chunk in call.chunks():
+        job = await begun(api, max_new_tokens=3)
+        async for chunk in job.chunks():
             assert api.worker.open == (chunk.result is None)
         api.worker.stop()
 
@@ -280,7 +280,7 @@ def test_a_stream_ends_properly_when_the_server_does(gate: Gate, drain: float) -
         assert chunks[-1]["error"]["code"] == "unavailable"
     assert not api.worker.alive
     with pytest.raises(Refusal, match="shutting down"):
-        api.worker.call(1, 1)
+        api.worker.job(1, 1)
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(address + "/health")
 

@@ -8,17 +8,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from draftsmith.core.stats import Guess, total
 from draftsmith.engine.result import GenerationResult
 from draftsmith.server.alternatives import Logprob
 from draftsmith.server.calls.source import Call, MoreArguments, Part, TextPart, add
-from draftsmith.server.echo import Echo
 from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, CompletionRequest
-from draftsmith.server.worker import Chunk
+from draftsmith.server.worker import Chunk, Job
 
 Event = dict[str, str]
 """A server-sent event in the form that sse-starlette accepts."""
@@ -33,56 +32,6 @@ def event(value: Any, name: str | None = None) -> Event:
     return made if name is None else made | {"event": name}
 
 
-class PartEvents(ABC):
-    """Events of an interface that announces each part of an answer and then streams it."""
-
-    def __init__(self, answer: Answer, prefix: str) -> None:
-        """`prefix`: beginning of the response's id."""
-        self._answer, self._choice = answer, answer.choices[0]
-        self._id = answer.id = f"{prefix}_{secrets.token_hex(12)}"
-        self._items: list[dict[str, Any]] = []
-        self._going: str | None = None
-        """Type of the last item if it may continue, else None."""
-
-    @abstractmethod
-    def whole(self) -> dict[str, Any]:
-        """Return the body of a response that is not streamed."""
-
-    @abstractmethod
-    def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
-        """Yield the events of a streamed response. An error after its start is an event, too."""
-
-    async def _streamed(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
-        async for chunk in chunks:
-            for one in self._take(self._choice.take(chunk).parts):
-                yield one
-
-    def _take(self, parts: Sequence[Part]) -> list[Event]:
-        """Add parts to the answer; return their events."""
-        events = list[Event]()
-        for part in parts:
-            match part:
-                case TextPart():
-                    events += self._add_text(part)
-                case Call():
-                    events += self._begin_call(part)
-                case MoreArguments():
-                    events += self._add_arguments(part.text)
-        return events
-
-    @abstractmethod
-    def _add_text(self, part: TextPart) -> list[Event]:
-        """Return the events of a text part, which may continue the last part."""
-
-    @abstractmethod
-    def _begin_call(self, call: Call) -> list[Event]:
-        """Return the events of a call; more arguments may follow."""
-
-    @abstractmethod
-    def _add_arguments(self, text: str) -> list[Event]:
-        """Return the events of text that continues the last call's arguments."""
-
-
 @dataclass(slots=True)
 class Delta:
     """The part of an answer that one chunk adds, or a whole answer."""
@@ -95,6 +44,15 @@ class Delta:
     """Drafted nodes of each pass."""
     offsets: list[int] = field(default_factory=list)
     """Position of each token's text in the whole text."""
+
+    def extend(self, more: Delta) -> None:
+        """Append what another delta adds."""
+        for part in more.parts:
+            add(self.parts, part)
+        self.logprobs += more.logprobs
+        self.sources += more.sources
+        self.drafts += more.drafts
+        self.offsets += more.offsets
 
     @property
     def text(self) -> str:
@@ -123,13 +81,13 @@ class Choice(Delta):
     most_calls: int | None = None
     begun_calls: int = 0
     """Number of calls so far, omitted ones included; counted only if `most_calls` is set."""
-    echo: Echo | None = None
-    """The prompt, if the response must begin with it."""
+    echo: Delta | None = None
+    """The prompt, if the response must begin with it and it was not sent."""
     result: GenerationResult | None = None
     stop: str | None = None
     """The stop string that ended the answer."""
-    echoed: bool = False
-    """Whether the prompt was sent."""
+    shift: int = 0
+    """Number of characters of the prompt that was sent."""
 
     def take(self, chunk: Chunk) -> Delta:
         """Add a chunk to the answer; return its delta."""
@@ -138,25 +96,20 @@ class Choice(Delta):
             parts, self.result, self.stop = parts + self.reader.end(), chunk.result, chunk.stop
         if self.most_calls is not None:
             parts = self._first_calls(parts, self.most_calls)
-        delta = Delta(
-            parts,
-            [*chunk.logprobs],
-            [[piece.text, piece.source] for piece in chunk.pieces],
-            [*chunk.drafts],
-            [piece.start for piece in chunk.pieces],
-        )
+        delta = Delta()
         if self.echo is not None:
-            delta.offsets = [len(self.echo.text) + start for start in delta.offsets]
-            if not self.echoed:
-                delta.parts.insert(0, TextPart(self.echo.text))
-                delta.logprobs = [*self.echo.logprobs, *delta.logprobs]
-                delta.offsets, self.echoed = [*self.echo.offsets, *delta.offsets], True
-        for part in delta.parts:
-            add(self.parts, part)
-        self.logprobs += delta.logprobs
-        self.sources += delta.sources
-        self.drafts += delta.drafts
-        self.offsets += delta.offsets
+            delta.extend(self.echo)
+            self.shift, self.echo = len(self.echo.text), None
+        delta.extend(
+            Delta(
+                parts,
+                [*chunk.logprobs],
+                [[piece.text, piece.source] for piece in chunk.pieces],
+                [*chunk.drafts],
+                [self.shift + piece.start for piece in chunk.pieces],
+            )
+        )
+        self.extend(delta)
         return delta
 
     def _first_calls(self, parts: Sequence[Part], most: int) -> list[Part]:
@@ -177,10 +130,11 @@ class Choice(Delta):
         return "tool_calls" if whole else self.result.finish_reason
 
 
-@dataclass(slots=True)
-class Answer:
-    """All answers to one request, and the form of its response."""
+@dataclass
+class Answer(ABC):
+    """All answers to one request; a subclass gives them the form of one interface."""
 
+    job: Job
     body: ChatRequest | CompletionRequest
     model: str
     spell: Callable[[int], bytes]
@@ -188,8 +142,103 @@ class Answer:
     choices: list[Choice]
     thinks: bool = False
     """Whether the chat template has reasoning."""
-    id: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
+
+    prefix: ClassVar[str]
+    """Beginning of the response's id."""
+
+    def __post_init__(self) -> None:
+        self.id = f"{self.prefix}_{secrets.token_hex(12)}"
+
+    @abstractmethod
+    def whole(self) -> dict[str, Any]:
+        """Return the body of a response that is not streamed."""
+
+    @abstractmethod
+    def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
+        """Yield the events of a streamed response. An error after its start is an event, too."""
+
+    @property
+    def results(self) -> list[GenerationResult]:
+        return [choice.result for choice in self.choices if choice.result is not None]
+
+    def usage(self) -> dict[str, Any]:
+        """Return the token counts. A prompt with several answers counts once."""
+        results = self.results
+        firsts = [c.result for c in self.choices[:: self.body.n] if c.result is not None]
+        prompt = sum(len(result.prompt_tokens) for result in firsts)
+        reused = sum(result.stats.reused_tokens for result in firsts)
+        new = sum(len(result.tokens) for result in results)
+        usage: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": reused}}
+        details: dict[str, int] = {}
+        if self.thinks:
+            details["reasoning_tokens"] = sum(c.reader.thought_tokens for c in self.choices)
+        if self.body.prediction is not None:
+            rejected = sum(result.rejected_prediction_tokens for result in results)
+            new += rejected
+            details |= {
+                "accepted_prediction_tokens": sum(r.accepted_prediction_tokens for r in results),
+                "rejected_prediction_tokens": rejected,
+            }
+        usage |= {"completion_tokens_details": details} if details else {}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": new,
+            "total_tokens": prompt + new,
+        } | usage
+
+
+class PartAnswer(Answer):
+    """An answer whose interface announces each part and then streams it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._items = list[dict[str, Any]]()
+        """The parts so far, in the form of the interface."""
+        self._going: TextPart | Call | None = None
+        """Beginning of the last part, if it may continue."""
+
+    async def _streamed(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
+        async for chunk in chunks:
+            for one in self._take(self.choices[0].take(chunk).parts):
+                yield one
+
+    def _take(self, parts: Sequence[Part]) -> list[Event]:
+        """Add parts to the answer; return their events."""
+        events = list[Event]()
+        for part in parts:
+            going = self._going
+            if isinstance(part, Call) or (
+                isinstance(part, TextPart)
+                and not (isinstance(going, TextPart) and going.thought == part.thought)
+            ):
+                events += self._close()
+                self._going = part
+                events += self._begin(part)
+            events += self._continue(part.arguments if isinstance(part, Call) else part.text)
+        return events
+
+    def _close(self) -> list[Event]:
+        """Return the events that end the last part, if it may continue."""
+        events = [] if self._going is None else self._end()
+        self._going = None
+        return events
+
+    @abstractmethod
+    def _begin(self, part: TextPart | Call) -> list[Event]:
+        """Add an empty item for a part; return its events."""
+
+    @abstractmethod
+    def _continue(self, text: str) -> list[Event]:
+        """Return the events of text, or of a call's arguments, that continues the last item."""
+
+    @abstractmethod
+    def _end(self) -> list[Event]:
+        """Return the events that end the last item."""
+
+
+class OpenAIAnswer(Answer):
+    """The answers to a chat or a completion."""
 
     def __post_init__(self) -> None:
         self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
@@ -199,12 +248,7 @@ class Answer:
         """Whether the request is a chat."""
         return isinstance(self.body, ChatRequest)
 
-    @property
-    def results(self) -> list[GenerationResult]:
-        return [choice.result for choice in self.choices if choice.result is not None]
-
     def whole(self) -> dict[str, Any]:
-        """Return the body of a response that is not streamed."""
         made = list[dict[str, Any]]()
         for index, choice in enumerate(self.choices):
             made.append(self._choice(index, choice, choice.finish_reason))
@@ -213,7 +257,7 @@ class Answer:
         return self._head("") | {"choices": made, "usage": self.usage()} | self._stats()
 
     async def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
-        """Yield the events of a streamed response. An error after its start is an event, too.
+        """Yield the events of a streamed response.
 
         The finish reason of a choice is a separate event, as in OpenAI's streams. That of choice 0
         comes first, because clients that join the chunks (litellm) use the first one for choice 0.
@@ -251,31 +295,6 @@ class Answer:
         except Refusal as refusal:
             yield event(refusal.body)
         yield DONE
-
-    def usage(self) -> dict[str, Any]:
-        """Return the token counts. A prompt with several answers counts once."""
-        results = self.results
-        firsts = [c.result for c in self.choices[:: self.body.n] if c.result is not None]
-        prompt = sum(len(result.prompt_tokens) for result in firsts)
-        reused = sum(result.stats.reused_tokens for result in firsts)
-        new = sum(len(result.tokens) for result in results)
-        usage: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": reused}}
-        details: dict[str, int] = {}
-        if self.thinks:
-            details["reasoning_tokens"] = sum(c.reader.thought_tokens for c in self.choices)
-        if self.body.prediction is not None:
-            rejected = sum(result.rejected_prediction_tokens for result in results)
-            new += rejected
-            details |= {
-                "accepted_prediction_tokens": sum(r.accepted_prediction_tokens for r in results),
-                "rejected_prediction_tokens": rejected,
-            }
-        usage |= {"completion_tokens_details": details} if details else {}
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": new,
-            "total_tokens": prompt + new,
-        } | usage
 
     def _stats(self) -> dict[str, Any]:
         if not self.body.return_stats:

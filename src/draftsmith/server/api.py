@@ -1,4 +1,4 @@
-"""Api: converts request bodies to worker calls, and the chunks of the calls to responses."""
+"""Api: converts request bodies to jobs of the worker, and the chunks of the jobs to responses."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from fastapi.responses import JSONResponse
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
 
-from draftsmith.engine.call import Call as EngineCall
+from draftsmith.engine.call import Call
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.sequence import TextSequence, partial_results, raise_failures
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.model.openmp import end_team
 from draftsmith.server.alternatives import Alternatives, speller
-from draftsmith.server.answers import Answer, Choice, Event, PartEvents
+from draftsmith.server.answers import Answer, Choice, Delta, Event, OpenAIAnswer
 from draftsmith.server.calls.formats import markers_of
 from draftsmith.server.chats import Chat, grammar_of
-from draftsmith.server.echo import Echo, echo_of
+from draftsmith.server.echo import echo_of
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.keys import Keys
 from draftsmith.server.metrics import Metrics
 from draftsmith.server.refusals import Refusal
-from draftsmith.server.schema import FUNCTION, ChatRequest, CompletionRequest
+from draftsmith.server.schema import ChatRequest, CompletionRequest
 from draftsmith.server.settings import Settings
-from draftsmith.server.worker import Call, Worker
+from draftsmith.server.worker import Job, Worker
 from draftsmith.text.grammar import Grammar
 
 _INFILLING = (
@@ -100,7 +100,7 @@ class Api:
             log.info("no grammar can be followed", extra={"fields": {"why": str(error)}})
         with (
             partial_results(sequences),
-            EngineCall(self.engine.resources, sequences, len(sequences)) as call,
+            Call(self.engine.resources, sequences, len(sequences)) as call,
         ):
             call.run()
             raise_failures(sequences)
@@ -131,31 +131,26 @@ class Api:
     # --- requests ----------------------------------------------------------------------------
 
     async def chat(
-        self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
+        self,
+        body: ChatRequest,
+        salt: str,
+        request: Request,
+        ignored: Ignored,
+        form: Callable[..., Answer] = OpenAIAnswer,
     ) -> Response:
-        """Answer a chat."""
-        for number, tool in enumerate(body.tools or ()):
-            ignored.fields(tool.function, FUNCTION, f"tools[{number}].function")
-        call, answer = await self.begin_chat(body, salt, request, ignored)
-        return await self.reply(call, answer, answer, request)
-
-    async def begin_chat(
-        self, body: ChatRequest, salt: str, request: Request, ignored: Ignored
-    ) -> tuple[Call, Answer]:
-        """Submit a chat; return its call and the `Answer` that formats the response."""
+        """Answer a chat. `form`: class of the answer."""
         chat = Chat.of(body, self.tokenizer, self.settings.tool_format, ignored)
         if body.top_logprobs is not None and not body.logprobs:
             raise Refusal(400, "top_logprobs needs logprobs=true", param="top_logprobs")
-        call = await self._begin(body, [chat.messages], salt, chat.options, request)
-        try:
-            reader = partial(chat.reader, self.tokenizer, self.markers, call.prompt)
+
+        def answer(job: Job) -> Answer:
+            reader = partial(chat.reader, self.tokenizer, self.markers, job.prompt)
             most = None if body.parallel_tool_calls else 1
             choices = [Choice(reader=reader(), most_calls=most) for _ in range(body.n)]
-        except BaseException:
-            call.close()
-            raise
-        answer = Answer(body, self.name, self.spell, choices, thinks=chat.thoughts is not None)
-        return call, answer
+            thinks = chat.thoughts is not None
+            return form(job, body, self.name, self.spell, choices, thinks=thinks)
+
+        return await self._answer(body, [chat.messages], salt, chat.options, request, answer)
 
     async def complete(self, body: CompletionRequest, salt: str, request: Request) -> Response:
         """Continue one or more texts."""
@@ -166,19 +161,20 @@ class Api:
         if body.suffix is not None:
             prompts = self._gaps(prompts, body.suffix)
         grammar = grammar_of(body.response_format)
-        echoes: Sequence[Echo | None] | None = [None] * len(prompts)
+        echoes: Sequence[Delta | None] | None = [None] * len(prompts)
         if body.echo:
             echoes = await unless_gone(request, self._echoes(body, prompts, salt))
         if echoes is None:
             return Response(status_code=CLIENT_GONE)
         choices = [Choice(echo=echo) for echo in echoes for _ in range(body.n)]
-        answer = Answer(body, self.name, self.spell, choices)
-        call = await self._begin(body, prompts, salt, {"grammar": grammar}, request)
-        return await self.reply(call, answer, answer, request)
+        answer = partial(
+            OpenAIAnswer, body=body, model=self.name, spell=self.spell, choices=choices
+        )
+        return await self._answer(body, prompts, salt, {"grammar": grammar}, request, answer)
 
     async def _echoes(
         self, body: CompletionRequest, prompts: Sequence[Any], salt: str
-    ) -> list[Echo]:
+    ) -> list[Delta]:
         """Return the echo of each prompt."""
         if body.suffix is not None:
             raise Refusal(400, "echo cannot be used with a suffix", param="echo")
@@ -187,13 +183,13 @@ class Api:
         made = await loop.run_in_executor(self._preparing, lambda: [*map(prepare, prompts)])
         sequences = [sequence for _, sequence in made if sequence is not None]
         if sequences:
-            call = self.worker.call(len(sequences), self.settings.timeout, counted=False)
+            job = self.worker.job(len(sequences), self.settings.timeout, counted=False)
             try:
-                call.start(sequences, [None] * len(sequences))
-                async for _ in call.chunks():
+                job.start(sequences, [None] * len(sequences))
+                async for _ in job.chunks():
                     pass
             finally:
-                call.close()
+                job.close()
         return [echo for echo, _ in made]
 
     def _gaps(self, prompts: Sequence[Any], suffix: str) -> list[str]:
@@ -208,17 +204,18 @@ class Api:
 
     # --- submission and responses ------------------------------------------------------
 
-    async def _begin(
+    async def _answer(
         self,
         body: ChatRequest | CompletionRequest,
         prompts: Sequence[Any],
         salt: str,
         more: Mapping[str, Any],
         request: Request,
-    ) -> Call:
-        """Prepare the sequences of all prompts and submit them.
+        make: Callable[[Job], Answer],
+    ) -> Response:
+        """Prepare the sequences of all prompts, submit them, and return the response.
 
-        `more`: further options of the engine, with a grammar or None.
+        `more`: further options of the engine, with a grammar or None. `make` makes the answer.
         """
         if body.stream_options is not None and not body.stream:
             raise Refusal(400, "stream_options needs stream=true", param="stream_options")
@@ -238,12 +235,12 @@ class Api:
             log.info("prompts", extra={"fields": {"prompts": list(prompts)}})
         arrival: Arrival = request.state.arrival
         seconds = self.settings.timeout - (perf_counter() - arrival.began)
-        call = self.worker.call(len(prompts) * body.n, seconds, arrival.began)
+        job = self.worker.job(len(prompts) * body.n, seconds, arrival.began)
         try:
             if grammar is not None:
                 await self._compiled(grammar)
             prepare = partial(self._prepare, prompts, options, body.n, arrival.began)
-            sequences = await call.in_time(self._prepared(prepare, long=arrival.bytes > LONG))
+            sequences = await job.in_time(self._prepared(prepare, long=arrival.bytes > LONG))
             for sequence in sequences if body.return_drafts else ():
                 sequence.drafts = []
             for sequence in sequences:
@@ -251,11 +248,12 @@ class Api:
                 sequence.stream.apart = self.markers
             top = body.top
             watching = [None if top is None else Alternatives(each, top) for each in sequences]
-            call.start(sequences, watching)
+            job.start(sequences, watching)
+            answer = make(job)
         except BaseException:
-            call.close()
+            job.close()
             raise
-        return call
+        return await self._reply(answer, request)
 
     async def _compiled(self, grammar: Grammar) -> None:
         """Compile a grammar in another thread; the engine keeps the result."""
@@ -291,38 +289,36 @@ class Api:
             )
         return sequences
 
-    async def reply(
-        self, call: Call, answer: Answer, form: Answer | PartEvents, request: Request
-    ) -> Response:
-        """Return the response, streamed or whole as the request asks; `form` writes its content.
+    async def _reply(self, answer: Answer, request: Request) -> Response:
+        """Return the response, streamed or whole as the request asks.
 
-        The call is closed when the response ends, also after an error. A whole response is empty if
+        The job is closed when the response ends, also after an error. A whole response is empty if
         the client has disconnected.
         """
+        chunks, closing = answer.job.chunks(), partial(self._close, answer)
         if answer.body.stream:
-            closing = partial(self._close, call, answer)
-            return Events(form.events(call.chunks()), closing, self.settings)
+            return Events(answer.events(chunks), closing, self.settings)
 
         async def whole() -> Any:
-            async for chunk in call.chunks():
+            async for chunk in chunks:
                 answer.choices[chunk.index].take(chunk)
-            return form.whole()
+            return answer.whole()
 
         try:
             made = await unless_gone(request, whole())
             return Response(status_code=CLIENT_GONE) if made is None else JSONResponse(made)
         finally:
-            self._close(call, answer)
+            closing()
 
-    def _close(self, call: Call, answer: Answer) -> None:
-        call.close()
+    def _close(self, answer: Answer) -> None:
+        answer.job.close()
         usage, each = answer.usage(), [choice.finish_reason for choice in answer.choices]
         fields = {
             "id": answer.id,
             "prompt_tokens": usage["prompt_tokens"],
             "completion_tokens": usage["completion_tokens"],
             "finish_reasons": [reason or "cancelled" for reason in each],
-            "seconds": round(perf_counter() - call.began, 3),
+            "seconds": round(perf_counter() - answer.job.began, 3),
         }
         log.info("answered", extra={"fields": fields})
 

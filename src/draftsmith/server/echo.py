@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -21,21 +21,12 @@ from draftsmith.engine.engine import Engine
 from draftsmith.engine.request import Drafting
 from draftsmith.engine.sequence import TextSequence
 from draftsmith.server.alternatives import Logprob, logprob_of
+from draftsmith.server.answers import Delta
+from draftsmith.server.calls.source import TextPart
 from draftsmith.text.tokenizer import StreamDecoder
 
 WIDTH = 64
 """Maximum number of prompt tokens that are drafted for one pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """A prompt as it is returned in a completion."""
-
-    text: str
-    offsets: tuple[int, ...] = ()
-    """Position of each token's text."""
-    logprobs: list[Logprob] = field(default_factory=list)
-    """One for each token. The first one has no log-probability."""
 
 
 class Recital:
@@ -74,18 +65,19 @@ class _Reading(DrafterState):
 
 def echo_of(
     engine: Engine, prompt: Any, top: int | None, salt: str
-) -> tuple[Echo, TextSequence | None]:
+) -> tuple[Delta, TextSequence | None]:
     """Return an echoed prompt, and the sequence that computes its log-probabilities.
 
-    `top`: number of alternatives for each token; None: no log-probabilities. The sequence is None
-    if there is nothing to compute. Raises PromptError.
+    `top`: number of alternatives for each token; None: no log-probabilities. The first token has
+    none. The sequence is None if there is nothing to compute. Raises PromptError.
     """
     ids, tokenizer = engine.prepare({}).encode(prompt), engine.model.tokenizer
     decoder, text, starts = StreamDecoder(tokenizer), "", list[int]()
     for token in ids:
         text += decoder.push(token)
         starts.append(decoder.start)
-    echo = Echo(prompt if isinstance(prompt, str) else text + decoder.unfinished(), tuple(starts))
+    text = prompt if isinstance(prompt, str) else text + decoder.unfinished()
+    echo = Delta([TextPart(text)], offsets=starts)
     if top is None:
         return echo, None
     echo.logprobs.append(Logprob(ids[0], None))

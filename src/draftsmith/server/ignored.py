@@ -11,6 +11,7 @@ from fastapi import Response
 
 from draftsmith.server.refusals import Refusal, hint
 from draftsmith.server.schema import (
+    FUNCTION,
     WITHOUT_EFFECT,
     Body,
     MessagesRequest,
@@ -18,6 +19,7 @@ from draftsmith.server.schema import (
     ResponsesRequest,
     Sampling,
     Section,
+    Tool,
 )
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,8 @@ class Ignored:
         """Add a warning for each unknown field of a part of the request, and of its parts."""
         if part.model_extra:
             self.fields(part.model_extra, part.names(), where)
+        if isinstance(part, Tool):
+            self.fields(part.function, FUNCTION, f"{where}.function")
         for place, inner in _sections(part):
             self.section(inner, f"{where}.{place}")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from draftsmith.server.answers import Answer, Event, PartEvents, event
+from draftsmith.server.answers import Event, PartAnswer, event
 from draftsmith.server.api import Api
 from draftsmith.server.calls.source import Call, TextPart
 from draftsmith.server.chats import Chat, translated
@@ -54,8 +54,7 @@ async def respond(
     with renaming(_FIELDS):
         chat = chat_of(body, api.tokenizer, ignored)
         chat.stream = body.stream
-        call, answer = await api.begin_chat(chat, salt, request, ignored)
-    return await api.reply(call, answer, Reply(body, answer, len(call.prompt)), request)
+        return await api.chat(chat, salt, request, ignored, MessagesAnswer)
 
 
 def count(api: Api, body: CountRequest, ignored: Ignored) -> dict[str, int]:
@@ -161,23 +160,20 @@ def _messages(turn: Turn, where: str, ignored: Ignored) -> list[dict[str, Any]]:
     return [message | ({"reasoning_content": thoughts} if thoughts else {})]
 
 
-class Reply(PartEvents):
+class MessagesAnswer(PartAnswer):
     """The message of a response, or the part generated so far, and its events."""
 
-    def __init__(self, body: MessagesRequest, answer: Answer, prompt: int) -> None:
-        """`prompt`: number of prompt tokens."""
-        super().__init__(answer, "msg")
-        self._body, self._prompt = body, prompt
-        self._arguments = ""
-        """JSON text of the last call's arguments so far."""
+    prefix = "msg"
+    _arguments = ""
+    """JSON text of the last call's arguments so far."""
 
     def whole(self) -> dict[str, Any]:
-        self._take(self._choice.parts)
+        self._take(self.choices[0].parts)
         self._close()
-        return self._message() | self._end() | {"usage": self._usage()}
+        return self._message() | self._reason() | {"usage": self._usage()}
 
     async def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
-        usage = {"input_tokens": self._prompt, "output_tokens": 0}
+        usage = {"input_tokens": len(self.job.prompt), "output_tokens": 0}
         started = self._message() | {"stop_reason": None, "stop_sequence": None, "usage": usage}
         yield _event("message_start", message=started)
         try:
@@ -188,66 +184,61 @@ class Reply(PartEvents):
             return
         for one in self._close():
             yield one
-        yield _event("message_delta", delta=self._end(), usage=self._usage())
+        yield _event("message_delta", delta=self._reason(), usage=self._usage())
         yield _event("message_stop")
 
-    def _add_text(self, part: TextPart) -> list[Event]:
-        kind, events = "thinking" if part.thought else "text", list[Event]()
-        if kind != self._going:
-            events += self._close()
-            self._going = kind
-            block = {"type": kind, kind: ""} | ({"signature": ""} if part.thought else {})
-            events.append(self._begin(block))
-        self._items[-1][kind] += part.text
-        return [*events, self._delta({"type": f"{kind}_delta", kind: part.text})]
+    def _begin(self, part: TextPart | Call) -> list[Event]:
+        if isinstance(part, Call):
+            self._arguments = ""
+            block = {"type": "tool_use", "id": part.id, "name": part.name, "input": {}}
+        elif part.thought:
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        else:
+            block = {"type": "text", "text": ""}
+        self._items.append(block)
+        return [_event("content_block_start", index=len(self._items) - 1, content_block=block)]
 
-    def _begin_call(self, call: Call) -> list[Event]:
-        events, self._going, self._arguments = self._close(), "tool_use", ""
-        block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
-        given = call.arguments
-        if given and not given.startswith("{"):  # such a call is not streamed
-            given = json.dumps({"": arguments_of(given)})
-        return [*events, self._begin(block), *self._add_arguments(given)]
-
-    def _add_arguments(self, text: str) -> list[Event]:
+    def _continue(self, text: str) -> list[Event]:
+        block = self._items[-1]
+        kind = block["type"]
+        if kind != "tool_use":
+            block[kind] += text
+            return [self._delta({"type": f"{kind}_delta", kind: text})]
+        if text and not self._arguments and not text.startswith("{"):  # such a call is not streamed
+            text = json.dumps({"": arguments_of(text)})
         self._arguments += text
         return [self._delta({"type": "input_json_delta", "partial_json": text})]
-
-    def _begin(self, block: dict[str, Any]) -> Event:
-        self._items.append(block)
-        return _event("content_block_start", index=len(self._items) - 1, content_block=block)
 
     def _delta(self, delta: dict[str, Any]) -> Event:
         return _event("content_block_delta", index=len(self._items) - 1, delta=delta)
 
-    def _close(self) -> list[Event]:
-        """Return the events that end the last block, if it may continue."""
-        kind, self._going = self._going, None
-        if kind == "tool_use":
+    def _end(self) -> list[Event]:
+        block, signed = self._items[-1], list[Event]()
+        if block["type"] == "tool_use":
             given = arguments_of(self._arguments)
-            self._items[-1]["input"] = given if isinstance(given, dict) else {"": given}
-        signed = [self._delta({"type": "signature_delta", "signature": ""})]
-        end = [_event("content_block_stop", index=len(self._items) - 1)] if kind else []
-        return [*(signed if kind == "thinking" else []), *end]
+            block["input"] = given if isinstance(given, dict) else {"": given}
+        elif block["type"] == "thinking":
+            signed = [self._delta({"type": "signature_delta", "signature": ""})]
+        return [*signed, _event("content_block_stop", index=len(self._items) - 1)]
 
     def _message(self) -> dict[str, Any]:
-        head = {"id": self._id, "type": "message", "role": "assistant", "model": self._answer.model}
+        head = {"id": self.id, "type": "message", "role": "assistant", "model": self.model}
         return head | {"content": [*self._items]}
 
-    def _end(self) -> dict[str, Any]:
+    def _reason(self) -> dict[str, Any]:
         """Return the fields `stop_reason` and `stop_sequence`."""
-        choice, stops = self._choice, self._body.stop_sequences or []
+        choice, stops = self.choices[0], self.body.stop or []
         reason, stop = choice.finish_reason, choice.stop
         if reason == "stop" and stop is None and choice.result is not None and choice.result.tokens:
-            last = self._answer.spell(choice.result.tokens[-1]).decode(errors="replace")
+            last = self.spell(choice.result.tokens[-1]).decode(errors="replace")
             stop = last if last in stops else None  # a special token, which is not in the text
         why = {"length": "max_tokens", "tool_calls": "tool_use"}.get(reason or "", "end_turn")
-        if choice.result is not None and len(choice.result.tokens) < self._body.max_tokens:
+        if choice.result is not None and len(choice.result.tokens) < (self.body.max_tokens or 0):
             why = "model_context_window_exceeded" if reason == "length" else why
         return {"stop_reason": why if stop is None else "stop_sequence", "stop_sequence": stop}
 
     def _usage(self) -> dict[str, Any]:
-        usage = self._answer.usage()
+        usage = self.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return {
             "input_tokens": usage["prompt_tokens"] - cached,

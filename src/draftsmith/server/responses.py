@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
 
-from draftsmith.server.answers import Answer, Event, PartEvents, event
+from draftsmith.server.answers import Event, PartAnswer, event
 from draftsmith.server.api import Api
 from draftsmith.server.calls.source import Call, TextPart
 from draftsmith.server.chats import translated
@@ -45,9 +47,8 @@ async def respond(
         if getattr(body, name):
             raise Refusal(400, f"this server keeps no responses, so no {name}", param=name)
     with renaming(_FIELDS):
-        chat = chat_of(body, ignored)
-        call, answer = await api.begin_chat(chat, salt, request, ignored)
-    return await api.reply(call, answer, Reply(body, answer), request)
+        form = partial(ResponsesAnswer, asked=body)
+        return await api.chat(chat_of(body, ignored), salt, request, ignored, form)
 
 
 def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
@@ -254,18 +255,19 @@ def _result(item: Mapping[str, Any]) -> Any:
     return output if parts else json.dumps(output, ensure_ascii=False)
 
 
-class Reply(PartEvents):
+@dataclass(kw_only=True)
+class ResponsesAnswer(PartAnswer):
     """One response, or the part generated so far, and its events."""
 
-    def __init__(self, body: ResponsesRequest, answer: Answer) -> None:
-        super().__init__(answer, "resp")
-        self._body = body
-        self._custom = {tool["name"] for tool in body.tools or () if tool.get("type") == "custom"}
-        self._events = 0
+    asked: ResponsesRequest
+    prefix = "resp"
+    _events = 0
+    _status = "completed"
+    """Status of the item that ends next."""
 
     def whole(self) -> dict[str, Any]:
-        self._take(self._choice.parts)
-        self._close(self._status)
+        self._take(self.choices[0].parts)
+        self._finish()
         return self._body_of(self._status)
 
     async def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
@@ -279,60 +281,52 @@ class Reply(PartEvents):
             failed = self._body_of("failed") | {"error": error}
             yield self._event("response.failed", response=failed)
             return
-        for one in self._close(self._status):
+        for one in self._finish():
             yield one
         yield self._event(f"response.{self._status}", response=self._body_of(self._status))
 
-    @property
-    def _status(self) -> str:
-        cut = self._choice.finish_reason == "length"
-        return "incomplete" if cut else "completed"
+    def _finish(self) -> list[Event]:
+        """Return the events that end the last item; the response may be incomplete."""
+        cut = self.choices[0].finish_reason == "length"
+        self._status = "incomplete" if cut else "completed"
+        return self._close()
 
-    def _add_text(self, part: TextPart) -> list[Event]:
-        kind, events = "reasoning" if part.thought else "message", list[Event]()
-        if kind != self._going:
-            events += self._close()
-            self._going = kind
-            item = {"type": kind, "status": "in_progress", "content": list[Any]()}
-            if part.thought:
-                item |= {"id": f"rs_{secrets.token_hex(12)}", "summary": []}
-            else:
-                item |= {"id": f"msg_{secrets.token_hex(12)}", "role": "assistant"}
-            self._items.append(item)
-            events += [self._item("added"), self._part("content_part.added", part=_part(kind))]
-            item["content"] = [_part(kind)]
-        self._items[-1]["content"][0]["text"] += part.text
-        return [*events, self._part(f"{_TEXT[kind]}.delta", delta=part.text, **_LOGPROBS[kind])]
-
-    def _begin_call(self, call: Call) -> list[Event]:
-        events, custom = self._close(), call.name in self._custom
-        self._going = "custom_tool_call" if custom else "function_call"
-        item = {
-            "type": self._going,
-            "id": f"{'ctc' if custom else 'fc'}_{secrets.token_hex(12)}",
-            "call_id": call.id,
-            "name": call.name,
-            "input" if custom else "arguments": "",
-            "status": "in_progress",
-        }
+    def _begin(self, part: TextPart | Call) -> list[Event]:
+        item: dict[str, Any] = {"status": "in_progress"}
         self._items.append(item)
-        events.append(self._item("added"))
-        return events + (self._add_arguments(call.arguments) if call.arguments else [])
+        if isinstance(part, Call):
+            custom = {"type": "custom", "name": part.name}
+            if any(custom.items() <= tool.items() for tool in self.asked.tools or ()):
+                item |= {"type": "custom_tool_call", "id": _id("ctc"), "input": ""}
+            else:
+                item |= {"type": "function_call", "id": _id("fc"), "arguments": ""}
+            item |= {"call_id": part.id, "name": part.name}
+            return [self._item("added")]
+        item["content"] = list[Any]()
+        if part.thought:
+            item |= {"type": "reasoning", "id": _id("rs"), "summary": []}
+        else:
+            item |= {"type": "message", "id": _id("msg"), "role": "assistant"}
+        text = _part(item["type"])
+        events = [self._item("added"), self._part("content_part.added", part=text)]
+        item["content"].append(text)
+        return events
 
-    def _add_arguments(self, text: str) -> list[Event]:
+    def _continue(self, text: str) -> list[Event]:
         item = self._items[-1]
-        if self._going == "custom_tool_call":  # sent by `_close`, once the JSON is complete
+        kind = item["type"]
+        if kind == "custom_tool_call":  # sent by `_end`, once the JSON is complete
             item["input"] += text
             return []
-        item["arguments"] += text
-        return [self._about("function_call_arguments.delta", delta=text)]
+        if kind == "function_call":
+            item["arguments"] += text
+            return [self._about("function_call_arguments.delta", delta=text)] if text else []
+        item["content"][0]["text"] += text
+        return [self._part(f"{_TEXT[kind]}.delta", delta=text, **_LOGPROBS[kind])]
 
-    def _close(self, status: str = "completed") -> list[Event]:
-        """Return the events that end the last item, if it may continue."""
-        kind, self._going = self._going, None
-        if kind is None:
-            return []
+    def _end(self) -> list[Event]:
         item = self._items[-1]
+        kind = item["type"]
         if kind == "function_call":
             given, name = item["arguments"], item["name"]
             ended = [self._about("function_call_arguments.done", arguments=given, name=name)]
@@ -348,7 +342,7 @@ class Reply(PartEvents):
                 self._part(f"{_TEXT[kind]}.done", text=part["text"], **_LOGPROBS[kind]),
                 self._part("content_part.done", part=part),
             ]
-        item["status"] = status
+        item["status"] = self._status
         return [*ended, self._item("done")]
 
     def _item(self, kind: str) -> Event:
@@ -370,26 +364,26 @@ class Reply(PartEvents):
         return event({"type": kind, "sequence_number": self._events - 1} | more, kind)
 
     def _body_of(self, status: str) -> dict[str, Any]:
-        body, usage = self._body, self._answer.usage()
+        body, usage = self.asked, self.usage()
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
         counts = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": usage["prompt_tokens_details"],
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": self._choice.reader.thought_tokens},
+            "output_tokens_details": {"reasoning_tokens": self.choices[0].reader.thought_tokens},
             "total_tokens": usage["total_tokens"],
         }
         return {
-            "id": self._id,
+            "id": self.id,
             "object": "response",
-            "created_at": self._answer.created,
+            "created_at": self.created,
             "status": status,
             "error": None,
             "incomplete_details": incomplete,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "metadata": {},
-            "model": self._answer.model,
+            "model": self.model,
             "output": [*self._items],
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
@@ -411,6 +405,10 @@ def _sent(section: Section | None) -> dict[str, Any]:
 
 _TEXT = {"message": "output_text", "reasoning": "reasoning_text"}
 _LOGPROBS: dict[str, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
+
+
+def _id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
 
 
 def _part(kind: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Worker and Call: run requests in the engine's thread, and limit their number and time.
+"""Worker and Job: run requests in the engine's thread, and limit their number and time.
 
-    event loop:        Call.start ─▶ EngineThread.submit        Call.chunks ◀─ Call.put
-    engine's thread:                   └▶ passes ─▶ Call.hear ──────────────────┘
+    event loop:        Job.start ─▶ EngineThread.submit        Job.chunks ◀─ Job.put
+    engine's thread:                   └▶ passes ─▶ Job.hear ──────────────────┘
 
-Once a sequence is submitted, only the engine's thread changes it. Everything else in a `Call` is
+Once a sequence is submitted, only the engine's thread changes it. Everything else in a `Job` is
 used by the event loop only.
 """
 
@@ -53,14 +53,14 @@ class Chunk:
     """In the last chunk: the stop string that ended the answer."""
 
 
-class Call:
+class Job:
     """The answers to one request, for use in the event loop. Always call `close` at the end."""
 
     def __init__(
         self, worker: Worker, answers: int, seconds: float, began: float, counted: bool
     ) -> None:
         """`answers`: number of answers. `seconds`: time limit from now. `began`: arrival of the
-        request, by `time.perf_counter`. `counted`: whether the metrics include the call.
+        request, by `time.perf_counter`. `counted`: whether the metrics include the job.
         """
         self._worker, self.answers = worker, answers
         self.began, self._counted = began, counted
@@ -111,7 +111,7 @@ class Call:
                 raise Refusal.of(chunk.error)
             self._left -= chunk.result is not None
             if not self._left:
-                self._worker.calls.discard(self)  # even if the last chunk is never read
+                self._worker.jobs.discard(self)  # even if the last chunk is never read
             yield chunk
 
     async def _next(self) -> Chunk | Refusal:
@@ -129,7 +129,7 @@ class Call:
         """Cancel unfinished answers. Their rows are freed after the running pass at the latest."""
         if not self._closed:
             self._closed = True
-            self._worker.calls.discard(self)
+            self._worker.jobs.discard(self)
             if self._left and self._sequences:
                 self._worker.engine.thread.cancel([*self._sequences])
 
@@ -155,24 +155,24 @@ class Call:
 
 
 class Worker:
-    """The open calls of the server, with a limit on the number of their answers."""
+    """The open jobs of the server, with a limit on the number of their answers."""
 
     def __init__(self, engine: Engine, capacity: int, observe: Callable[[Chunk], None]) -> None:
         """`capacity`: maximum number of answers that run or wait. `observe` is called with every
-        chunk of a counted call."""
+        chunk of a counted job."""
         self.engine, self.observe, self._capacity = engine, observe, capacity
         self.draining = False
         """Whether new requests are refused."""
-        self.calls: set[Call] = set()
-        """Calls that are not closed, and have chunks left."""
+        self.jobs: set[Job] = set()
+        """Jobs that are not closed, and have chunks left."""
         self._logged: set[tuple[str, ...]] = set()
         """Kinds of notices that were logged."""
 
     def stop(self) -> None:
         """End all answers and leave the engine open."""
         self.end_all()
-        for call in [*self.calls]:
-            call.close()
+        for job in [*self.jobs]:
+            job.close()
 
     @property
     def alive(self) -> bool:
@@ -182,12 +182,12 @@ class Worker:
     @property
     def open(self) -> int:
         """Number of answers that run or wait."""
-        return sum(call.answers for call in self.calls)
+        return sum(job.answers for job in self.jobs)
 
     @property
     def running(self) -> int:
         """Number of answers that were admitted."""
-        return sum(call.running for call in list(self.calls))
+        return sum(job.running for job in list(self.jobs))
 
     def check(self, answers: int) -> None:
         """Raise Refusal if the server cannot accept this number of answers now."""
@@ -205,24 +205,24 @@ class Worker:
                 headers={"Retry-After": "1"},
             )
 
-    def call(
+    def job(
         self, answers: int, seconds: float, began: float | None = None, counted: bool = True
-    ) -> Call:
-        """Open a call and reserve places for its answers; raise Refusal if there are not enough.
+    ) -> Job:
+        """Open a job and reserve places for its answers; raise Refusal if there are not enough.
 
         `began`: arrival of the request; None: now.
         """
         self.check(answers)
         began = perf_counter() if began is None else began
-        call = Call(self, answers, seconds, began, counted)
-        self.calls.add(call)
-        return call
+        job = Job(self, answers, seconds, began, counted)
+        self.jobs.add(job)
+        return job
 
     def end_all(self) -> None:
-        """Refuse new requests, and end all calls."""
+        """Refuse new requests, and end all jobs."""
         self.draining = True
-        for call in self.calls:
-            call.put(Refusal(503, "this server is shutting down", code="unavailable"))
+        for job in self.jobs:
+            job.put(Refusal(503, "this server is shutting down", code="unavailable"))
 
     def log_failures(self, sequence: TextSequence) -> None:
         """Log the error of an answer, and each kind of notice once."""
