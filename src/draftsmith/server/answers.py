@@ -78,9 +78,10 @@ class Choice(Delta):
     """One answer, or the part of it that is generated so far."""
 
     reader: Reader = field(default_factory=Reader)
-    most_calls: int | None = None
+    one_call: bool = False
+    """Whether calls after the first one are omitted."""
     begun_calls: int = 0
-    """Number of calls so far, omitted ones included; counted only if `most_calls` is set."""
+    """Number of calls so far, omitted ones included."""
     echo: Delta | None = None
     """The prompt, if the response must begin with it and it was not sent."""
     result: GenerationResult | None = None
@@ -94,15 +95,13 @@ class Choice(Delta):
         parts = self.reader.push(chunk.pieces)
         if chunk.result is not None:
             parts, self.result, self.stop = parts + self.reader.end(), chunk.result, chunk.stop
-        if self.most_calls is not None:
-            parts = self._first_calls(parts, self.most_calls)
         delta = Delta()
         if self.echo is not None:
             delta.extend(self.echo)
             self.shift, self.echo = len(self.echo.text), None
         delta.extend(
             Delta(
-                parts,
+                [part for part in parts if self._keeps(part)],
                 [*chunk.logprobs],
                 [[piece.text, piece.source] for piece in chunk.pieces],
                 [*chunk.drafts],
@@ -112,14 +111,10 @@ class Choice(Delta):
         self.extend(delta)
         return delta
 
-    def _first_calls(self, parts: Sequence[Part], most: int) -> list[Part]:
-        """Return the parts without the calls that follow the first `most` calls of the answer."""
-        kept = list[Part]()
-        for part in parts:
-            self.begun_calls += isinstance(part, Call)
-            if isinstance(part, TextPart) or self.begun_calls <= most:
-                kept.append(part)
-        return kept
+    def _keeps(self, part: Part) -> bool:
+        """Count a call; return whether the part belongs to the answer."""
+        self.begun_calls += isinstance(part, Call)
+        return isinstance(part, TextPart) or not self.one_call or self.begun_calls == 1
 
     @property
     def finish_reason(self) -> str | None:

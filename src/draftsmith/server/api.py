@@ -145,8 +145,8 @@ class Api:
 
         def answer(job: Job) -> Answer:
             reader = partial(chat.reader, self.tokenizer, self.markers, job.prompt)
-            most = None if body.parallel_tool_calls else 1
-            choices = [Choice(reader=reader(), most_calls=most) for _ in range(body.n)]
+            one = not body.parallel_tool_calls
+            choices = [Choice(reader=reader(), one_call=one) for _ in range(body.n)]
             thinks = chat.thoughts is not None
             return form(job, body, self.name, self.spell, choices, thinks=thinks)
 
