@@ -87,7 +87,7 @@ async def begun(api: Api, **options: Any) -> Job:
     """A job whose answer is in line."""
     job = api.worker.job(1, 300)
     sequences = api.engine.prepare(options).sequences([ASK["messages"]], streaming=True)
-    job.start(sequences, [None])
+    job.start(sequences)
     return job
 
 

@@ -21,7 +21,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.engine.sequence import TextSequence, partial_results, raise_failures
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.model.openmp import end_team
-from draftsmith.server.alternatives import Alternatives, speller
+from draftsmith.server.alternatives import speller
 from draftsmith.server.answers import Answer, Choice, Delta, Event, OpenAIAnswer
 from draftsmith.server.calls.formats import markers_of
 from draftsmith.server.chats import Chat, grammar_of
@@ -161,11 +161,9 @@ class Api:
         if body.suffix is not None:
             prompts = self._gaps(prompts, body.suffix)
         grammar = grammar_of(body.response_format)
-        echoes: Sequence[Delta | None] | None = [None] * len(prompts)
+        echoes: Sequence[Delta | None] = [None] * len(prompts)
         if body.echo:
             echoes = await unless_gone(request, self._echoes(body, prompts, salt))
-        if echoes is None:
-            return Response(status_code=CLIENT_GONE)
         choices = [Choice(echo=echo) for echo in echoes for _ in range(body.n)]
         answer = partial(
             OpenAIAnswer, body=body, model=self.name, spell=self.spell, choices=choices
@@ -185,7 +183,7 @@ class Api:
         if sequences:
             job = self.worker.job(len(sequences), self.settings.timeout, counted=False)
             try:
-                job.start(sequences, [None] * len(sequences))
+                job.start(sequences)
                 async for _ in job.chunks():
                     pass
             finally:
@@ -239,16 +237,9 @@ class Api:
         try:
             if grammar is not None:
                 await self._compiled(grammar)
-            prepare = partial(self._prepare, prompts, options, body.n, arrival.began)
+            prepare = partial(self._prepare, body, prompts, options, arrival.began)
             sequences = await job.in_time(self._prepared(prepare, long=arrival.bytes > LONG))
-            for sequence in sequences if body.return_drafts else ():
-                sequence.drafts = []
-            for sequence in sequences:
-                assert sequence.stream is not None
-                sequence.stream.apart = self.markers
-            top = body.top
-            watching = [None if top is None else Alternatives(each, top) for each in sequences]
-            job.start(sequences, watching)
+            job.start(sequences, body.top)
             answer = make(job)
         except BaseException:
             job.close()
@@ -277,9 +268,13 @@ class Api:
             return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
 
     def _prepare(
-        self, prompts: Sequence[Any], options: Mapping[str, Any], n: int, began: float
+        self,
+        body: ChatRequest | CompletionRequest,
+        prompts: Sequence[Any],
+        options: Mapping[str, Any],
+        began: float,
     ) -> list[TextSequence]:
-        sequences = self.engine.prepare(options, began).sequences(prompts, n, streaming=True)
+        sequences = self.engine.prepare(options, began).sequences(prompts, body.n, streaming=True)
         end_team()  # the next request is prepared in another thread
         most = self.settings.max_context
         longest = max(sequence.prompt_length for sequence in sequences)
@@ -287,13 +282,16 @@ class Api:
             raise PromptError(
                 f"the prompt has {longest} tokens, but this server's context is {most}; shorten it"
             )
+        for sequence in sequences:
+            assert sequence.stream is not None
+            sequence.stream.apart = self.markers
+            sequence.drafts = [] if body.return_drafts else None
         return sequences
 
     async def _reply(self, answer: Answer, request: Request) -> Response:
         """Return the response, streamed or whole as the request asks.
 
-        The job is closed when the response ends, also after an error. A whole response is empty if
-        the client has disconnected.
+        The job is closed when the response ends, also after an error.
         """
         chunks, closing = answer.job.chunks(), partial(self._close, answer)
         if answer.body.stream:
@@ -305,8 +303,7 @@ class Api:
             return answer.whole()
 
         try:
-            made = await unless_gone(request, whole())
-            return Response(status_code=CLIENT_GONE) if made is None else JSONResponse(made)
+            return JSONResponse(await unless_gone(request, whole()))
         finally:
             closing()
 
@@ -345,8 +342,8 @@ class Events(EventSourceResponse):
             self._closing()
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """Await and return `work`; return None, and cancel it, if the client disconnects."""
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Await and return `work`; cancel it and raise Refusal if the client disconnects."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -355,7 +352,9 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | Non
     tasks = asyncio.create_task(work), asyncio.create_task(gone())
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return tasks[0].result() if tasks[0].done() else None
+        if not tasks[0].done():
+            raise Refusal(CLIENT_GONE, "the client has disconnected")
+        return tasks[0].result()
     finally:
         for task in tasks:
             task.cancel()

@@ -78,13 +78,15 @@ class Job:
         """Number of answers that were admitted, ended ones included."""
         return sum(sequence.admitted is not None for sequence in self._sequences)
 
-    def start(
-        self, sequences: Sequence[TextSequence], alternatives: Sequence[Alternatives | None]
-    ) -> None:
-        """Submit the sequences; raises the errors of `EngineThread.submit`."""
-        self._sequences = dict(zip(sequences, enumerate(alternatives), strict=True))
-        sequence = sequences[0]
-        self.prompt = sequence.ids[: sequence.prompt_length]
+    def start(self, sequences: Sequence[TextSequence], top: int | None = None) -> None:
+        """Submit the sequences; raises the errors of `EngineThread.submit`.
+
+        `top`: number of alternatives for each token's log-probability; None: none are given.
+        """
+        for index, sequence in enumerate(sequences):
+            seen = None if top is None else Alternatives(sequence, top)
+            self._sequences[sequence] = index, seen
+        self.prompt = sequences[0].ids[: sequences[0].prompt_length]
         self._worker.engine.thread.submit(sequences, self.hear)
 
     async def in_time(self, news: Awaitable[Any]) -> Any:
