@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import CHAT, USER, Ask, events, merged, parsed, split, streamed_calls
+from serving import CHAT, USER, Ask, merged, parsed, split
 from serving import read as read_by
 
 import tiny
@@ -382,20 +382,6 @@ def asked(**more: Any) -> dict[str, Any]:
     tools = [{"type": "function", "function": {"name": name, "parameters": schema}}
              for name, schema in TOOLS.items()]  # fmt: skip
     return {"messages": [USER], "tools": tools, "max_tokens": 1000, "seed": 1} | more
-
-
-def test_s1_a_served_call_holds_its_tags(ask: Ask) -> None:
-    given = {"text": "a </tool_call> b <tool_call> é🦊"}
-    text = "See <tool_call>: <tool_call>" + json.dumps({"name": "add", "arguments": given},
-                                                       ensure_ascii=False)  # fmt: skip
-    answer = Grammar.regex(re.escape(text + "</tool_call>"))
-    told = ask(CHAT, taught("<tool_call>"), answer, **asked()).json()["choices"][0]
-    assert told["message"]["content"] == "See <tool_call>:"
-    (call,) = told["message"]["tool_calls"]
-    assert json.loads(call["function"]["arguments"]) == given
-    chunks = events(ask(CHAT, taught("<tool_call>"), answer, **asked(stream=True)))
-    (streamed,) = streamed_calls(chunks)
-    assert streamed["function"] == call["function"]
 
 
 def test_s1_a_mark_that_is_a_token_parts_what_a_stop_string_holds_back(
