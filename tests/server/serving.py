@@ -41,6 +41,19 @@ Ask = Callable[..., httpx2.Response]
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES = "/v1/messages"
 USER = {"role": "user", "content": "hello"}
+ASK: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [USER], "max_tokens": 2}, TEXT: {"prompt": "hello", "max_tokens": 2},
+    RESPONSES: {"input": "hello", "max_output_tokens": 2},
+    MESSAGES: {"messages": [USER], "max_tokens": 2},
+    "/tokenize": {"prompt": "hello"}, "/detokenize": {"tokens": [5]},
+}  # fmt: skip
+"""A short request for each endpoint."""
+CALLING = "{% for t in tools or [] %}<tool_call>{{ t | tojson }}{% endfor %}" + tiny.TEMPLATE
+"""A chat template with tools."""
+TAGGED = "{# </think> #}" + tiny.TEMPLATE
+OPENED = TAGGED.replace("assistant: {{", "assistant: <think>\n{{")
+CLOSED = OPENED.replace("<think>\n{{", "<think>\n\n</think>\n\n{{")
+"""Chat templates with reasoning, which the model begins, the prompt begins or the prompt ends."""
 MODEL = "edit-1m"
 """What the command serves unless it is told otherwise."""
 SHOWN = ["<think>", "</think>", "<tool_call>", "</tool_call>"]

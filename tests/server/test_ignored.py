@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import CHAT, MESSAGES, RESPONSES, TEXT, USER, api_of, client_of, templated
+from serving import ASK, CHAT, MESSAGES, RESPONSES, TEXT, USER, api_of, client_of, templated
 from starlette.testclient import TestClient
 
 import tiny
@@ -19,14 +19,6 @@ from draftsmith.server.schema import (
     ResponsesRequest,
 )
 
-ASK: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2},
-    TEXT: {"prompt": "hello", "max_tokens": 2},
-    RESPONSES: {"input": "hello", "max_output_tokens": 2},
-    MESSAGES: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2},
-    "/tokenize": {"prompt": "hello"},
-    "/detokenize": {"tokens": [5]},
-}
 SHOWING = (
     "{% for m in messages %}<s>{{ m.role }}: {% if m.reasoning_content %}"
     "({{ m.reasoning_content }}) {% endif %}{{ m.content }}"

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from serving import (
+    CALLING,
     CHAT,
     MESSAGES,
+    OPENED,
     USER,
     Ask,
     api_of,
@@ -24,8 +26,6 @@ from draftsmith.server.schema import arguments_of
 
 COUNT = "/v1/messages/count_tokens"
 PLAIN = tiny.TEMPLATE
-THINKING = "{# </think> #}" + PLAIN
-CALLING = "{% for t in tools or [] %}<tool_call>{{ t.function.name }}{% endfor %}" + PLAIN
 SHOWING = (
     "{% for m in messages %}<{{ m.role }} {{ m.content }} {{ m.reasoning_content }} "
     "{{ m.tool_call_id }}{% for c in m.tool_calls or [] %}{{ c.id }} {{ c.function.name }} "
@@ -111,10 +111,7 @@ def test_an_end_says_why(ask: Ask) -> None:
 
 
 def test_thoughts_and_calls_are_blocks_in_order(ask: Ask) -> None:
-    template = THINKING.replace("<s>assistant: ", "<s>assistant: <think>\n")
-    template = template.replace(
-        "{# </think> #}", "{# </think> #}{% if tools %}<tool_call>{% endif %}"
-    )
+    template = "{% if tools %}<tool_call>{% endif %}" + OPENED
     text = f"the fox</think>\n\nI call.\n{CALL}\n{CALL}"
     told = asked(
         ask, template, text, tools=[TOOL], thinking={"type": "enabled", "budget_tokens": 9}

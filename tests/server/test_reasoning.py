@@ -8,17 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import CHAT, USER, Ask, events, read, split
+from serving import CHAT, CLOSED, OPENED, TAGGED, USER, Ask, events, read, split
 
 import tiny
 from draftsmith.server.reader import Reader
 from draftsmith.text.thoughts import Thoughts
 
-TAGGED = "{# </think> #}" + tiny.TEMPLATE
-OPENED = "{# </think> #}" + tiny.TEMPLATE.replace("assistant: {{", "assistant: <think>\n{{")
-CLOSED = OPENED.replace("<think>\n{{", "<think>\n\n</think>\n\n{{")
-CHANNELS = "{# <|channel|>analysis #}"
-HARMONY = CHANNELS + tiny.TEMPLATE.replace("assistant: {{", "<|start|>assistant{{")
+HARMONY = "{# <|channel|>analysis #}" + tiny.TEMPLATE.replace(
+    "assistant: {{", "<|start|>assistant{{"
+)
 PARTS = ["<think>", "</think>", "</think", "<|end|>", "<|channel|>final<|message|>", "<|start|>",
          "\n", " ", "a", "so", "é🦊", '{"a": 1}', "<tool_call>", "."]  # fmt: skip
 TAGS = Thoughts.of(SimpleNamespace(chat_template=TAGGED))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from serving import CHAT, RESPONSES, USER, Ask, responded
+from serving import CALLING, CHAT, CLOSED, OPENED, RESPONSES, USER, Ask, responded
 
 import tiny
 
-CALLING = "{% for t in tools or [] %}<tool_call>{{ t | tojson }}{% endfor %}" + tiny.TEMPLATE
 FUNCTION = {"name": "add", "parameters": {
     "type": "object", "properties": {"x": {"enum": ["p", "q"]}}, "required": ["x"],
     "additionalProperties": False}}  # fmt: skip
@@ -84,10 +83,6 @@ def test_a_tool_of_free_text_is_called_with_text(ask: Ask) -> None:
     (item,) = ask(RESPONSES, CALLING, None, tools=[PATCH], tool_choice=choice, input="hello",
                   max_output_tokens=40).json()["output"]  # fmt: skip
     assert item["type"] in ("custom_tool_call", "message")  # whose text may be cut
-
-
-OPENED = "{# </think> #}" + tiny.TEMPLATE.replace("assistant: {{", "assistant: <think>\n{{")
-CLOSED = OPENED.replace("<think>\n{{", "<think>\n\n</think>\n\n{{")
 
 
 @pytest.mark.parametrize(("template", "answer", "thought"), [

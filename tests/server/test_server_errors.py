@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -27,7 +25,6 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.engine.engine import Engine
-from draftsmith.server.api import Api
 from draftsmith.testing import Scripted
 
 ASK: dict[str, Any] = {
@@ -42,13 +39,6 @@ def engine_of(**options: Any) -> Engine:
     """An engine over a model of its own, which a test may change."""
     model = copy.deepcopy(tiny.model()).double()
     return Engine.from_pretrained(model, tokenizer=tiny.tokenizer(), **options)
-
-
-@contextmanager
-def asking(engine: Engine, **settings: Any) -> Iterator[tuple[TestClient, Api]]:
-    api = api_of(engine, **settings)
-    with client_of(api) as client:
-        yield client, api
 
 
 def anthropic(body: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +82,8 @@ def test_e1_an_error_of_the_model_is_reported_and_logged(
             raise ValueError("the layer does not fit")
 
     engine.model.model.get_output_embeddings().register_forward_hook(fails)
-    with asking(engine) as (client, api):
+    api = api_of(engine)
+    with client_of(api) as client:
         error = told(client, path, stream, status=200 if stream else 500)
         until(lambda: idle(api))
     assert error["code"] == "internal_error"
@@ -102,7 +93,7 @@ def test_e1_an_error_of_the_model_is_reported_and_logged(
 
 
 def test_e1_a_request_too_large_for_the_memory_is_refused_before_its_stream() -> None:
-    with asking(engine_of(memory=10_000)) as (client, _):
+    with client_of(api_of(engine_of(memory=10_000))) as client:
         for path in ASK:
             assert "memory=10,000" in told(client, path, stream=True, status=400)["message"]
 
@@ -120,7 +111,7 @@ def test_e2_passes_that_fail_are_counted_and_logged_once(caplog: pytest.LogCaptu
 
     engine = engine_of(drafter=Scripted(drafts), budget=2)
     engine.model.model.register_forward_pre_hook(fails, with_kwargs=True)
-    with asking(engine) as (client, _):
+    with client_of(api_of(engine)) as client:
         body = ASK[TEXT] | {"max_tokens": 9, "return_stats": True}
         counts = [client.post(TEXT, json=body).json()["stats"]["failed_passes"] for _ in "ab"]
         figures = client.get("/metrics").text
@@ -139,7 +130,7 @@ def test_a_drafter_that_fails_is_counted_and_logged(caplog: pytest.LogCaptureFix
     body = ASK[TEXT] | {"max_tokens": 9}
     texts = []
     for drafter in ("none", Scripted(fails)):
-        with asking(engine_of(drafter=drafter)) as (client, _):
+        with client_of(api_of(engine_of(drafter=drafter))) as client:
             texts += [client.post(TEXT, json=body).json()["choices"][0]["text"]]
             figures = client.get("/metrics").text
     assert texts[0] == texts[1]

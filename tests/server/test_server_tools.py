@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from serving import (
+    CALLING,
     CHAT,
     Ask,
     api_of,
@@ -67,13 +68,10 @@ def test_text_before_a_call_does_not_wait_for_it() -> None:
     assert reader.push([Piece("tal", 9, "target", 0.0)]) == [TextPart(" <total")]
 
 
-SHOWN = "{% for t in tools or [] %}<tool_call>{{ t | tojson }}{% endfor %}" + tiny.TEMPLATE
-
-
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     """A model whose template knows tools."""
-    with templated(SHOWN, max_output=400) as client:
+    with templated(CALLING, max_output=400) as client:
         yield client
 
 
@@ -110,8 +108,8 @@ def test_tools_are_shown_to_the_model_unless_they_must_not_be_called(client: Tes
 @pytest.mark.parametrize("parallel", [True, False])
 def test_of_calls_that_must_not_be_parallel_the_first_is_reported(ask: Ask, parallel: bool) -> None:
     body = ASK | {"parallel_tool_calls": parallel, "max_tokens": 300}
-    (choice,) = ask(CHAT, SHOWN, CALL + CALL, **body).json()["choices"]
-    streamed = streamed_calls(events(ask(CHAT, SHOWN, CALL + CALL, **body, stream=True)))
+    (choice,) = ask(CHAT, CALLING, CALL + CALL, **body).json()["choices"]
+    streamed = streamed_calls(events(ask(CHAT, CALLING, CALL + CALL, **body, stream=True)))
     assert len(choice["message"]["tool_calls"]) == len(streamed) == 1 + parallel
     assert len({call["id"] for call in streamed}) == len(streamed)
 
@@ -125,7 +123,7 @@ def test_a_format_may_stand_beside_tools_that_it_does_not_forbid(client: TestCli
 
 def test_an_operator_may_choose_the_format() -> None:
     tokenizer = copy.deepcopy(tiny.tokenizer())
-    tokenizer.chat_template = SHOWN
+    tokenizer.chat_template = CALLING
     made = Engine(load(loaded().model, tokenizer))
     text = "[look_up(x='p')]"
     answer = Grammar.regex(re.escape(text))
