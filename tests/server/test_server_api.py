@@ -211,19 +211,7 @@ def test_s6_an_end_token_stands_behind_bytes_that_form_no_character(client: Test
     assert choice["logprobs"]["text_offset"] == [0, 1, 2]
 
 
-def test_sources_and_figures_are_told_when_asked(client: TestClient) -> None:
-    told = complete(client, return_sources=True, return_stats=True, max_tokens=40, ignore_eos=True)
-    sources = told["choices"][0]["sources"]
-    assert "".join(text for text, _ in sources) == told["choices"][0]["text"]
-    assert len(sources) == 40 == told["stats"]["tokens"]
-    guessed = sum(source != "target" for _, source in sources)
-    assert guessed == told["stats"]["accepted"]
-    plain = complete(client)
-    assert "stats" not in plain
-    assert "sources" not in plain["choices"][0]
-
-
-def test_drafts_are_told_pass_by_pass_when_asked(client: TestClient) -> None:
+def test_sources_drafts_and_figures_are_told_when_asked(client: TestClient) -> None:
     asked = {"max_tokens": 40, "ignore_eos": True, "return_drafts": True, "return_sources": True,
              "drafter": "auto", "budget": 8}  # fmt: skip
     told = complete(client, return_stats=True, **asked)
@@ -239,11 +227,15 @@ def test_drafts_are_told_pass_by_pass_when_asked(client: TestClient) -> None:
     accepted = [source for _, _, source, right in guesses if right]
     assert accepted == [source for _, source in choice["sources"] if source != "target"]
     assert all(text for text, *_ in guesses)
+    assert "".join(text for text, _ in choice["sources"]) == choice["text"]
+    assert len(choice["sources"]) == 40 == stats["tokens"]
     streamed = events(client.post(TEXT, json=COMPLETION | asked | {"stream": True}))
     parts = [part for chunk in streamed for part in chunk["choices"]]
     assert [drafted for part in parts for drafted in part["drafts"]] == choice["drafts"]
     assert [len(part["drafts"]) for part in parts] == [1] * (len(parts) - 1) + [0]
-    assert "drafts" not in complete(client)["choices"][0]
+    plain = complete(client)
+    assert "stats" not in plain
+    assert not {"sources", "drafts"} & plain["choices"][0].keys()
 
 
 def test_a_prediction_is_drafted_from_and_counted(client: TestClient) -> None:
