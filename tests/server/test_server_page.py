@@ -7,8 +7,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from serving import api_of, client_of, engine, listening, until
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.testing import Scripted
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 
 
 def test_the_page_loads_nothing_and_asks_nobody_else() -> None:
@@ -41,13 +42,13 @@ def test_the_page_loads_nothing_and_asks_nobody_else() -> None:
 class Browser:
     """Chromium without a window, driven over a pipe of its own."""
 
-    def __init__(self, chromium: str, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         hears, self._tell = os.pipe()
         self._hear, tells = os.pipe()
         options = "--headless --no-sandbox --disable-gpu --remote-debugging-pipe"
         command = f'exec "$0" {options} --user-data-dir="$1" about:blank 3<&{hears} 4>&{tells}'
         self._process = subprocess.Popen(
-            ["bash", "-c", command, chromium, str(folder)],
+            ["bash", "-c", command, CHROMIUM, str(folder)],
             pass_fds=(hears, tells), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(hears)
@@ -104,19 +105,8 @@ class Browser:
         os.close(self._hear)
 
 
-@contextmanager
-def browser(folder: Path) -> Iterator[Browser]:
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("there is no Chromium here")
-    made = Browser(chromium, folder)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
 @pytest.mark.external
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
 def test_the_page_asks_streams_scrubs_and_tells_errors(tmp_path: Path) -> None:
     text = "the quick brown fox jumps over the lazy dog"
     messages = [{"role": "user", "content": text}]
@@ -133,7 +123,7 @@ def test_the_page_asks_streams_scrubs_and_tells_errors(tmp_path: Path) -> None:
     made = engine(Scripted(knows), budget=3)
     expected = made.generate(messages, max_new_tokens=30)
     assert len(set(expected.sources)) == 3
-    with browser(tmp_path / "profile") as page:
+    with closing(Browser(tmp_path / "profile")) as page:
         with listening(api_of(made)) as address:
             page.call("Page.navigate", url=address + "/")
             # The browser focuses a field when it first renders it, which is after it parsed it.
