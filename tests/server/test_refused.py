@@ -115,7 +115,7 @@ REFUSED: list[tuple[Any, ...]] = [
     (MESSAGES, said(), "messages[1] needs content"),
     (MESSAGES, said({"type": "image", "source": {}}), "text only"),
     (MESSAGES, {"system": "be", **said(BLOCK, RESULT | {"content": 5})},
-     "messages[1].content.str: "),
+     "messages[1].content[1].content.str: "),
     (MESSAGES, said(BLOCK, {"type": "text", "text": 5}), "messages[1].content[1].text: "),
     *((MESSAGES, said(BLOCK, block, role=role),
        f"messages[1].content[1]: a {block['type']} block must be in a message of the {other}")

@@ -13,7 +13,7 @@ from draftsmith.server.calls.formats import FORMATS, family_of, shows_tools
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
-from draftsmith.server.schema import ChatRequest, ResponseFormat
+from draftsmith.server.schema import ChatRequest, Message, ResponseFormat
 from draftsmith.server.tools import USUAL, described, forced_call
 from draftsmith.text.grammar import Grammar
 from draftsmith.text.thoughts import Thoughts
@@ -145,7 +145,7 @@ class Chat:
 
 
 def translated(
-    placed: Sequence[tuple[str, dict[str, Any]]],
+    messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None,
     function_of: Callable[[Mapping[str, Any], str, Ignored], dict[str, Any] | None],
     fields: dict[str, Any],
@@ -153,10 +153,9 @@ def translated(
 ) -> ChatRequest:
     """Return a chat that is translated from another interface; raise Refusal.
 
-    `placed`: its messages, each after its place in the request. `function_of`: (tool, its place,
-    warnings) → function, or None for a tool that is ignored.
+    `function_of`: (tool, its place, warnings) → function, or None for a tool that is ignored.
     """
-    asked = fields | {"messages": [message for _, message in placed]}
+    asked = fields | {"messages": messages}
     functions = list[dict[str, Any]]()
     for number, tool in enumerate(tools or ()):
         function = function_of(tool, f"tools[{number}]", ignored)
@@ -166,7 +165,7 @@ def translated(
             functions.append({"type": "function", "function": function})
     if functions:
         asked["tools"] = functions
-    return ChatRequest.of(asked, places=[place for place, _ in placed])
+    return ChatRequest.of(asked)
 
 
 def variables(body: ChatRequest, tokenizer: Any) -> dict[str, Any]:

@@ -19,10 +19,12 @@ from draftsmith.server.schema import (
     ChatRequest,
     Choice,
     CountRequest,
+    Message,
     MessagesRequest,
     OutputSettings,
     SchemaTool,
     Thinking,
+    ToolCall,
     Turn,
     arguments_of,
     text_of,
@@ -67,12 +69,11 @@ def count(api: Api, body: CountRequest, ignored: Ignored) -> dict[str, int]:
 
 def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest:
     """Translate a request to a chat; raise Refusal if that is not possible."""
-    placed: list[tuple[str, dict[str, Any]]] = []
+    messages = list[Message]()
     if body.system:
-        placed.append(("system", {"role": "system", "content": text_of(body.system)}))
+        messages.append(Message(role="system", content=text_of(body.system)))
     for number, turn in enumerate(body.messages):
-        where = f"messages[{number}]"
-        placed += [(where, message) for message in _messages(turn, where, ignored)]
+        messages += _messages(turn, f"messages[{number}]", ignored)
     output, choice = body.output_config or OutputSettings(), body.tool_choice or Choice(type="auto")
     named = {"type": "function", "function": {"name": choice.name}}
     asked: dict[str, Any] = {
@@ -89,7 +90,7 @@ def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest
         "continue_final_message": True if body.messages[-1].role == "assistant" else None,
     }
     asked |= _thinking(body.thinking, tokenizer, ignored)
-    return translated(placed, body.tools, _function, asked, ignored)
+    return translated(messages, body.tools, _function, asked, ignored)
 
 
 def _thinking(thinking: Thinking | None, tokenizer: Any, ignored: Ignored) -> dict[str, Any]:
@@ -119,11 +120,11 @@ def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[st
     return {"name": tool.name, **about, "parameters": tool.input_schema}
 
 
-def _messages(turn: Turn, where: str, ignored: Ignored) -> list[dict[str, Any]]:
+def _messages(turn: Turn, where: str, ignored: Ignored) -> list[Message]:
     """Return the chat messages of a turn: tool results first, then text and calls."""
     if isinstance(turn.content, str):
-        return [{"role": turn.role, "content": turn.content}]
-    results, texts, calls, thoughts = list[dict[str, Any]](), list[str](), list[Any](), ""
+        return [Message(role=turn.role, content=turn.content)]
+    results, texts, calls, thoughts = list[Message](), list[str](), list[ToolCall](), ""
     for number, given in enumerate(turn.content):
         place = f"{where}.content[{number}]"
         block = Block.of(given, place)
@@ -136,15 +137,15 @@ def _messages(turn: Turn, where: str, ignored: Ignored) -> list[dict[str, Any]]:
             wrong = f"{place}: a {kind} block must be in a message of the {_ROLES[kind]}"
             raise Refusal(400, wrong, param="messages")
         if kind == "tool_result":
-            found = {"role": "tool", "tool_call_id": block.tool_use_id}
-            results.append(found | {"content": block.content or ""})
+            found = {"tool_call_id": block.tool_use_id, "content": block.content or ""}
+            results.append(Message.of({"role": "tool"} | found, place))
             ignored.parts(block.content, f"{place}.content")
             if block.is_error:
                 ignored.add(f"is_error of {place} was ignored: no chat template has it")
         elif kind == "tool_use":
             arguments = json.dumps(block.input, ensure_ascii=False)
             function = {"name": block.name, "arguments": arguments}
-            calls.append({"id": block.id, "type": "function", "function": function})
+            calls.append(ToolCall.of({"id": block.id, "function": function}, place))
         elif kind == "thinking":
             thoughts += block.thinking
         elif block.text is None:
@@ -154,10 +155,10 @@ def _messages(turn: Turn, where: str, ignored: Ignored) -> list[dict[str, Any]]:
     if not (results or texts or turn.role == "assistant"):
         raise Refusal(400, f"{where} needs content; send a text", param="messages")
     if turn.role == "user":
-        return [*results, *([{"role": "user", "content": "\n".join(texts)}] if texts else [])]
-    message: dict[str, Any] = {"role": "assistant", "content": "\n".join(texts)}
-    message |= {"tool_calls": calls} if calls else {}
-    return [message | ({"reasoning_content": thoughts} if thoughts else {})]
+        return [*results, *([Message(role="user", content="\n".join(texts))] if texts else [])]
+    message = Message(role="assistant", content="\n".join(texts), tool_calls=calls)
+    message.reasoning_content = thoughts or None
+    return [message]
 
 
 class MessagesAnswer(PartAnswer):

@@ -57,20 +57,15 @@ class Refusal(DraftsmithError):
         return cls(500, "the answer failed; the server's log says why", code="internal_error")
 
     @classmethod
-    def of_validation(
-        cls, errors: Sequence[Any], where: str = "", places: Sequence[str] = ()
-    ) -> Refusal:
+    def of_validation(cls, errors: Sequence[Any], where: str = "") -> Refusal:
         """Convert the most helpful one of pydantic's validation errors.
 
         If a field allows several types, errors about the value are preferred to type errors, and
         those of inner fields to those of outer ones. `where`: place of what was validated.
-        `places`: where a request of another interface has what became each message.
         """
         values = [e for e in errors if not e["type"].endswith("_type")] or errors
         first = max(values, key=lambda e: len(e["loc"]))
         path = [str(part) for part in first["loc"] if part not in ("body", "query")]
-        if places and path[0] == "messages" and len(path) > 1:
-            where, path = places[int(path[1])], path[2:]
         path = [where, *path] if where else path
         param, message = ".".join(path), str(first["msg"]).removeprefix("Value error, ")
         if first["type"] == "missing" and isinstance(first["input"], dict):

@@ -26,6 +26,7 @@ from draftsmith.server.schema import (
     ResponsesRequest,
     Section,
     TextSettings,
+    ToolCall,
     arguments_of,
     text_of,
 )
@@ -53,7 +54,7 @@ async def respond(
 
 def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
     """Translate a request to a chat; raise Refusal if that is not possible."""
-    placed, form = _messages(body, ignored), (body.text or TextSettings()).format
+    messages, form = _messages(body, ignored), (body.text or TextSettings()).format
     asked: dict[str, Any] = {
         "model": body.model,
         "stream": body.stream,
@@ -68,7 +69,7 @@ def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
         "thinking_token_budget": body.thinking_token_budget,
         "add_generation_prompt": True,
     }
-    return translated(placed, body.tools, _function, asked, ignored)
+    return translated(messages, body.tools, _function, asked, ignored)
 
 
 def _choice(choice: str | Mapping[str, Any] | None, ignored: Ignored) -> Any:
@@ -113,16 +114,16 @@ def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[st
     }
 
 
-def _messages(body: ResponsesRequest, ignored: Ignored) -> list[tuple[str, dict[str, Any]]]:
-    """Return the conversation as messages of a chat, each with its place in the request.
+def _messages(body: ResponsesRequest, ignored: Ignored) -> list[Message]:
+    """Return the conversation as messages of a chat.
 
     Items that a chat cannot have are left out.
     """
-    made: list[tuple[str, dict[str, Any]]] = []
+    made = list[Message]()
     if body.instructions:
-        made.append(("instructions", {"role": "system", "content": body.instructions}))
+        made.append(Message(role="system", content=body.instructions))
     if isinstance(body.input, str):
-        return [*made, ("input", {"role": "user", "content": body.input})]
+        return [*made, Message(role="user", content=body.input)]
     if not any(_known(item) or _kind(item) == "item_reference" for item in body.input):
         found = ", ".join(sorted({f"{_kind(item)!r:.100}" for item in body.input}))
         why = f"no item of a known type: {found}; known are {', '.join(_ITEMS)}"
@@ -146,16 +147,18 @@ def _messages(body: ResponsesRequest, ignored: Ignored) -> list[tuple[str, dict[
             _drop(thoughts, ignored)
         if kind == "message":
             ignored.parts(item.get("content"), f"{where}.content")
-            made.append((where, {name: item[name] for name in _ITEMS[kind] if name in item}))
-        elif is_call and (thoughts or not made or made[-1][1]["role"] != "assistant"):
-            made.append((where, {"role": "assistant", "content": ""}))
+            given = {name: item[name] for name in _ITEMS[kind] if name in item}
+            made.append(Message.of(given, where))
+        elif is_call and (thoughts or not made or made[-1].role != "assistant"):
+            made.append(Message(role="assistant", content=""))
         if thoughts:
-            made[-1][1]["reasoning_content"] = "".join(text for _, text in thoughts)
+            made[-1].reasoning_content = "".join(text for _, text in thoughts)
             thoughts.clear()
         if is_call:
-            made[-1][1].setdefault("tool_calls", []).append(_call_of(item))
+            call = ToolCall.of(_call_of(item), where)
+            made[-1].tool_calls = [*(made[-1].tool_calls or ()), call]
         if kind.endswith("_call_output") or (is_call and _result(item) is not None):
-            made.append((where, _result_of(item, where, ignored)))
+            made.append(Message.of(_result_of(item, where, ignored), where))
     _drop(thoughts, ignored)
     return made
 
@@ -237,7 +240,7 @@ def _call_of(item: Mapping[str, Any]) -> dict[str, Any]:
         given = {name: item[name] for name in item if name in known and item[name] is not None}
         arguments = item.get("arguments") or json.dumps(given, ensure_ascii=False)
         function = {"name": item.get("name", kind.removesuffix("_call")), "arguments": arguments}
-    return {"id": _call_id(item), "type": "function", "function": function}
+    return {"id": _call_id(item), "function": function}
 
 
 def _result(item: Mapping[str, Any]) -> Any:

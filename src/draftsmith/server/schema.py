@@ -7,7 +7,6 @@ have no meaning for one model on one machine are removed (`IGNORED`, `WITHOUT_EF
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -59,15 +58,12 @@ class Section(BaseModel):
         return {name: value for name, value in given.items() if value is not None or name in _NULL}
 
     @classmethod
-    def of(cls, given: Any, where: str = "", places: Sequence[str] = ()) -> Self:
-        """Validate an object that is in a request at `where`; raise Refusal.
-
-        `places`: for a translated chat, where the request has what became each message.
-        """
+    def of(cls, given: Any, where: str = "") -> Self:
+        """Validate an object that is in a request at `where`; raise Refusal."""
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            raise Refusal.of_validation(error.errors(), where, places) from None
+            raise Refusal.of_validation(error.errors(), where) from None
 
     def sent(self) -> dict[str, Any]:
         """Return the object as the client sent it."""
@@ -91,7 +87,7 @@ class Body(Section):
         if not isinstance(data, dict):
             raise ValueError("the body must be a JSON object, sent as application/json")
         try:
-            json.dumps(data, ensure_ascii=False).encode()
+            json.dumps(data, ensure_ascii=False, default=Section.sent).encode()
         except UnicodeEncodeError:
             raise ValueError("the body has half of a surrogate pair in it") from None
         return {
