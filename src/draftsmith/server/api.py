@@ -122,8 +122,8 @@ class Api:
         """Raise Refusal for a model that is not served here."""
         if model not in (None, self.name):
             raise Refusal(
-                404,
                 f"the model {model!r:.200} does not exist; this server has {self.name!r}",
+                status=404,
                 param="model",
                 code="model_not_found",
             )
@@ -141,7 +141,7 @@ class Api:
         """Answer a chat. `form`: class of the answer."""
         chat = Chat.of(body, self.tokenizer, self.settings.tool_format, ignored)
         if body.top_logprobs is not None and not body.logprobs:
-            raise Refusal(400, "top_logprobs needs logprobs=true", param="top_logprobs")
+            raise Refusal("top_logprobs needs logprobs=true", param="top_logprobs")
 
         def answer(job: Job) -> Answer:
             reader = partial(chat.reader, self.tokenizer, self.markers, job.prompt)
@@ -175,7 +175,7 @@ class Api:
     ) -> list[Delta]:
         """Return the echo of each prompt."""
         if body.suffix is not None:
-            raise Refusal(400, "echo cannot be used with a suffix", param="echo")
+            raise Refusal("echo cannot be used with a suffix", param="echo")
         prepare = partial(echo_of, self.engine, top=body.logprobs, salt=salt)
         loop = asyncio.get_running_loop()
         made = await loop.run_in_executor(self._preparing, lambda: [*map(prepare, prompts)])
@@ -196,7 +196,7 @@ class Api:
         marks = next((marks for marks in _INFILLING if vocabulary.keys() >= {*marks}), None)
         if marks is None or not all(isinstance(prompt, str) for prompt in prompts):
             why = "has no tokens that mark a gap" if marks is None else "needs a text before it"
-            raise Refusal(400, f"a suffix cannot be used: this model {why}", param="suffix")
+            raise Refusal(f"a suffix cannot be used: this model {why}", param="suffix")
         before, after, middle = marks
         return [f"{before}{prompt}{after}{suffix}{middle}" for prompt in prompts]
 
@@ -216,17 +216,16 @@ class Api:
         `more`: further options of the engine, with a grammar or None. `make` makes the answer.
         """
         if body.stream_options is not None and not body.stream:
-            raise Refusal(400, "stream_options needs stream=true", param="stream_options")
+            raise Refusal("stream_options needs stream=true", param="stream_options")
         if body.best_of not in (None, body.n):
             raise Refusal(
-                400,
                 f"best_of={body.best_of} must be n, which is {body.n}: this server drops no "
                 "answer; ask for all of them by n, and choose by their log-probabilities",
                 param="best_of",
             )
         chosen = body.drafter not in (None, "none") or body.budget is not None
         if chosen and not self.settings.allow_drafters:
-            raise Refusal(400, "this server chooses drafter and budget itself", param="drafter")
+            raise Refusal("this server chooses drafter and budget itself", param="drafter")
         options, grammar = body.options(self.settings.max_output) | dict(more), more["grammar"]
         options["cache_salt"] = salt if body.cache_salt is None else f"given:{body.cache_salt}"
         if self.settings.log_prompts:
@@ -257,7 +256,7 @@ class Api:
             if not limit.expired():  # the compiler itself raised it
                 raise
             raise Refusal(
-                400, "the grammar took too long to compile; simplify it", param="response_format"
+                "the grammar took too long to compile; simplify it", param="response_format"
             ) from None
 
     async def _prepared(
@@ -353,7 +352,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not tasks[0].done():
-            raise Refusal(CLIENT_GONE, "the client has disconnected")
+            raise Refusal("the client has disconnected", status=CLIENT_GONE)
         return tasks[0].result()
     finally:
         for task in tasks:

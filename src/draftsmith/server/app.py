@@ -164,8 +164,7 @@ def application(api: Api) -> FastAPI:
     @app.get("/health", dependencies=guarded)
     async def health() -> dict[str, str]:
         """Report whether the server accepts requests."""
-        if not api.worker.alive:
-            raise Refusal(503, "this server is shutting down", code="unavailable")
+        api.worker.check(answers=0)
         return {"status": "ok"}
 
     @app.get("/metrics", dependencies=[Depends(salt)])
@@ -191,7 +190,7 @@ def application(api: Api) -> FastAPI:
         begun(body).named(response)
         size = api.engine.model.vocab_size
         if wrong := [i for i in body.tokens if not 0 <= i < size]:
-            raise Refusal(400, f"token id {wrong[0]} is outside 0…{size - 1}", param="tokens")
+            raise Refusal(f"token id {wrong[0]} is outside 0…{size - 1}", param="tokens")
         return {"prompt": decode(api.tokenizer, body.tokens, special=True)}
 
     return app
@@ -204,7 +203,7 @@ def _tell_errors(app: FastAPI) -> None:
         path = request.url.path[:200]
         match error:
             case RecursionError():
-                refusal = Refusal(400, "the body is nested too deeply")
+                refusal = Refusal("the body is nested too deeply")
             case RequestValidationError():
                 refusal = Refusal.of_validation(error.errors())
             case HTTPException():
@@ -212,7 +211,7 @@ def _tell_errors(app: FastAPI) -> None:
                 if error.status_code == 404 and message == "Not Found":
                     paths = [getattr(route, "path", "") for route in app.routes]
                     message = f"there is no {path}{hint(path, paths)}"
-                refusal = Refusal(error.status_code, message, headers=error.headers)
+                refusal = Refusal(message, status=error.status_code, headers=error.headers)
             case _:
                 refusal = Refusal.of(error)
         if isinstance(error, DraftsmithError) and refusal is not error and refusal.status >= 500:

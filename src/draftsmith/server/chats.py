@@ -52,7 +52,6 @@ class Chat:
         template = variables(body, tokenizer)
         if body.messages[-1].role == "assistant" and not template.keys() & {*OPENING}:
             raise Refusal(
-                400,
                 f"the last message is the assistant's: send {OPENING[0]}=true to continue it, or "
                 f"{OPENING[1]}=true to let the model begin another one",
                 param="messages",
@@ -94,7 +93,6 @@ class Chat:
         if found is None:
             if limit is not None:
                 raise Refusal(
-                    400,
                     "thinking_token_budget needs a model with thoughts in its chat template; "
                     "leave it out",
                     param="thinking_token_budget",
@@ -113,7 +111,7 @@ class Chat:
         tools = [] if body.tool_choice == "none" else body.tools or []
         if not tools and body.tool_choice not in (None, "none", "auto"):
             raise Refusal(
-                400, "tool_choice cannot be forced without functions to call", param="tool_choice"
+                "tool_choice cannot be forced without functions to call", param="tool_choice"
             )
         given, taught = [tool.plain() for tool in tools], family_of(tokenizer)
         family = family or taught
@@ -137,7 +135,6 @@ class Chat:
             self.grammar, self.forced = forced, True
         elif self.grammar is not None:
             raise Refusal(
-                400,
                 "a response_format would forbid every call: leave it out, or use a tool_choice "
                 "that forbids calls or forces one",
                 param="response_format",
@@ -177,13 +174,13 @@ def variables(body: ChatRequest, tokenizer: Any) -> dict[str, Any]:
     ours = {"tools", "documents", "chat_template", *reserved(tokenizer)}
     if wrong := sorted(ours & given.keys()):
         raise Refusal(
-            400, f"chat_template_kwargs must not set {wrong[0]!r}", param="chat_template_kwargs"
+            f"chat_template_kwargs must not set {wrong[0]!r}", param="chat_template_kwargs"
         )
     for name in OPENING:
         value = getattr(body, name)
         if value is not None and given.setdefault(name, value) is not value:
             raise Refusal(
-                400, f"{name} is {value}, but chat_template_kwargs has {given[name]!r:.50}; "
+                f"{name} is {value}, but chat_template_kwargs has {given[name]!r:.50}; "
                 "send one of them", param=name
             )  # fmt: skip
     known, effort = str(getattr(tokenizer, "chat_template", None) or ""), body.reasoning_effort
@@ -207,7 +204,6 @@ def grammar_of(given: ResponseFormat | None) -> Grammar | None:
     if kind == "regex" and given.pattern is not None:
         return Grammar.regex(given.pattern)
     raise Refusal(
-        400,
         "response_format must be one of {'type': 'text'}, {'type': 'json_object'}, {'type': "
         "'json_schema', 'json_schema': {'schema': …}} and {'type': 'regex', 'pattern': …}, got "
         f"{shown(given.sent())}",

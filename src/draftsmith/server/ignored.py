@@ -42,7 +42,7 @@ class Ignored:
         known, unknown = sorted(type(body).model_fields), [*(body.model_extra or ())]
         if unknown and strict:
             name = unknown[0][:100]
-            raise Refusal(400, f"unknown field {name!r}{hint(name, known)}", param=name)
+            raise Refusal(f"unknown field {name!r}{hint(name, known)}", param=name)
         self._warnings = [f"the field {name!r:.100} is unknown and was ignored" for name in unknown]
         self._places: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         """An unknown field, and the fields that are known there → its places."""

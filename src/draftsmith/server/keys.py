@@ -57,8 +57,8 @@ class Keys:
         if not known:
             what = "is not one that this server knows" if key else "is missing"
             raise Refusal(
-                401,
                 f"the API key {what}; send it as 'Authorization: Bearer KEY'",
+                status=401,
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )

@@ -135,7 +135,7 @@ def _messages(turn: Turn, where: str, ignored: Ignored) -> list[Message]:
         ignored.fields(given, ("type", *_BLOCKS[kind]), place)
         if _ROLES.get(kind, turn.role) != turn.role:
             wrong = f"{place}: a {kind} block must be in a message of the {_ROLES[kind]}"
-            raise Refusal(400, wrong, param="messages")
+            raise Refusal(wrong, param="messages")
         if kind == "tool_result":
             found = {"tool_call_id": block.tool_use_id, "content": block.content or ""}
             results.append(Message.of({"role": "tool"} | found, place))
@@ -149,11 +149,11 @@ def _messages(turn: Turn, where: str, ignored: Ignored) -> list[Message]:
         elif kind == "thinking":
             thoughts += block.thinking
         elif block.text is None:
-            raise Refusal(400, f"this server reads text only, no {kind!r}", param="messages")
+            raise Refusal(f"this server reads text only, no {kind!r}", param="messages")
         else:
             texts.append(block.text)
     if not (results or texts or turn.role == "assistant"):
-        raise Refusal(400, f"{where} needs content; send a text", param="messages")
+        raise Refusal(f"{where} needs content; send a text", param="messages")
     if turn.role == "user":
         return [*results, *([Message(role="user", content="\n".join(texts))] if texts else [])]
     message = Message(role="assistant", content="\n".join(texts), tool_calls=calls)

@@ -17,9 +17,9 @@ class Refusal(DraftsmithError):
 
     def __init__(
         self,
-        status: int,
         message: str,
         *,
+        status: int = 400,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -53,8 +53,9 @@ class Refusal(DraftsmithError):
             param = named[0] if named and isinstance(error, OptionError) else None
             long = isinstance(error, PromptError) and "context" in message
             code = "context_length_exceeded" if long else None
-            return cls(400, message, param=param, code=code)
-        return cls(500, "the answer failed; the server's log says why", code="internal_error")
+            return cls(message, param=param, code=code)
+        message = "the answer failed; the server's log says why"
+        return cls(message, status=500, code="internal_error")
 
     @classmethod
     def of_validation(cls, errors: Sequence[Any], where: str = "") -> Refusal:
@@ -76,7 +77,7 @@ class Refusal(DraftsmithError):
             param, message = "", f"the body is not JSON: {first['ctx']['error']} at byte {path[0]}"
         elif param:
             message = f"{param[:100]}: {message}"
-        return cls(400, message[:1000], param=re.split(r"\W", path[0])[0][:100] if param else None)
+        return cls(message[:1000], param=re.split(r"\W", path[0])[0][:100] if param else None)
 
 
 _ANTHROPIC = {
@@ -99,13 +100,8 @@ def renaming(fields: Mapping[str, str]) -> Iterator[None]:
         yield
     except (Refusal, OptionError) as error:
         refusal = Refusal.of(error)
-        name, message = refusal.param or "", str(refusal)
+        name = refusal.param or ""
         if name in fields:
-            message = message.replace(name, fields[name])
-        raise Refusal(
-            refusal.status,
-            message,
-            param=fields.get(name, refusal.param),
-            code=refusal.code,
-            headers=refusal.headers,
-        ) from error
+            refusal.param = fields[name]
+            refusal.args = (str(refusal).replace(name, refusal.param),)
+        raise refusal from None

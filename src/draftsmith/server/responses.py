@@ -46,7 +46,7 @@ async def respond(
     """Answer a request."""
     for name in ("previous_response_id", "conversation", "background"):
         if getattr(body, name):
-            raise Refusal(400, f"this server keeps no responses, so no {name}", param=name)
+            raise Refusal(f"this server keeps no responses, so no {name}", param=name)
     with renaming(_FIELDS):
         form = partial(ResponsesAnswer, asked=body)
         return await api.chat(chat_of(body, ignored), salt, request, ignored, form)
@@ -83,7 +83,7 @@ def _choice(choice: str | Mapping[str, Any] | None, ignored: Ignored) -> Any:
     why = f"no tool of the type {kind!r:.100} can be forced"
     if kind == "allowed_tools":
         why = "send the tools that are allowed, and no others"
-    raise Refusal(400, f"tool_choice: {why}", param="tool_choice")
+    raise Refusal(f"tool_choice: {why}", param="tool_choice")
 
 
 def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[str, Any] | None:
@@ -127,12 +127,12 @@ def _messages(body: ResponsesRequest, ignored: Ignored) -> list[Message]:
     if not any(_known(item) or _kind(item) == "item_reference" for item in body.input):
         found = ", ".join(sorted({f"{_kind(item)!r:.100}" for item in body.input}))
         why = f"no item of a known type: {found}; known are {', '.join(_ITEMS)}"
-        raise Refusal(400, why, param="input")
+        raise Refusal(why, param="input")
     thoughts = list[tuple[str, str]]()  # reasoning of the next message, with its places
     for number, item in enumerate(body.input):
         kind, where = _kind(item), f"input[{number}]"
         if kind == "item_reference":
-            raise Refusal(400, "this server keeps no items to refer to", param="input")
+            raise Refusal("this server keeps no items to refer to", param="input")
         known, is_call = _known(item), _is_call(item)
         thought = _thoughts(item, where) if kind == "reasoning" else ""
         if known is None or (kind == "reasoning" and not thought):

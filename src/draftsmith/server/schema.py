@@ -168,7 +168,7 @@ def text_of(content: str | list[Part] | None) -> str:
                 if part.type.endswith("text"):
                     near = hint("text", part.model_extra or (), "is it in {!r}?")
                     message = f"a part of the type {part.type!r:.100} needs text{near}"
-                raise Refusal(400, message, param="content")
+                raise Refusal(message, param="content")
         return "\n".join(part.text or "" for part in content)
     return content or ""
 
@@ -296,7 +296,7 @@ class Sampling(Body):
         try:
             bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
         except ValueError:
-            raise Refusal(400, "logit_bias must name token ids", param="logit_bias") from None
+            raise Refusal("logit_bias must name token ids", param="logit_bias") from None
         return {name: getattr(self, name) for name in _SAME} | {
             "max_new_tokens": wanted,
             "min_new_tokens": wanted if self.ignore_eos else self.min_tokens,

@@ -77,7 +77,7 @@ def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
     wanted = None if isinstance(choice, str) or choice is None else choice.function.name
     able = [tool for tool in tools if wanted in (None, tool.name)]
     if not able:
-        raise Refusal(400, f"there is no tool {wanted!r:.100}", param="tool_choice")
+        raise Refusal(f"there is no tool {wanted!r:.100}", param="tool_choice")
     calls = [
         {
             "type": "object",

@@ -98,7 +98,7 @@ class Job:
             if not limit.expired():  # `news` itself raised it
                 raise
             raise Refusal(
-                504, "the answer took longer than this server allows", code="timeout"
+                "the answer took longer than this server allows", status=504, code="timeout"
             ) from None
 
     async def chunks(self) -> AsyncIterator[Chunk]:
@@ -109,7 +109,7 @@ class Job:
                 raise chunk
             if chunk.error is not None:
                 if not self._worker.engine.thread.alive:
-                    raise Refusal(503, "this server's engine has failed", code="unavailable")
+                    raise Refusal("this server's engine has failed", status=503, code="unavailable")
                 raise Refusal.of(chunk.error)
             self._left -= chunk.result is not None
             if not self._left:
@@ -194,15 +194,15 @@ class Worker:
     def check(self, answers: int) -> None:
         """Raise Refusal if the server cannot accept this number of answers now."""
         if not self.alive:
-            raise Refusal(503, "this server is shutting down", code="unavailable")
+            raise Refusal("this server is shutting down", status=503, code="unavailable")
         if answers > self._capacity:
             raise Refusal(
-                400, f"this server gives at most {self._capacity} answers at a time", param="n"
+                f"this server gives at most {self._capacity} answers at a time", param="n"
             )
         if self.open + answers > self._capacity:
             raise Refusal(
-                429,
                 f"{self.open} answers run or wait already, of at most {self._capacity}; try again",
+                status=429,
                 code="queue_full",
                 headers={"Retry-After": "1"},
             )
@@ -224,7 +224,7 @@ class Worker:
         """Refuse new requests, and end all jobs."""
         self.draining = True
         for job in self.jobs:
-            job.put(Refusal(503, "this server is shutting down", code="unavailable"))
+            job.put(Refusal("this server is shutting down", status=503, code="unavailable"))
 
     def log_failures(self, sequence: TextSequence) -> None:
         """Log the error of an answer, and each kind of notice once."""
