@@ -32,7 +32,7 @@ from draftsmith.server.metrics import Metrics
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, CompletionRequest
 from draftsmith.server.settings import Settings
-from draftsmith.server.worker import Job, Worker
+from draftsmith.server.worker import Deadline, Job, Worker
 from draftsmith.text.grammar import Grammar
 
 _INFILLING = (
@@ -150,7 +150,12 @@ class Api:
             thinks = chat.thoughts is not None
             return form(job, body, self.name, self.spell, choices, thinks=thinks)
 
-        return await self._answer(body, [chat.messages], salt, chat.options, request, answer)
+        options = {
+            "chat_template_kwargs": chat.template,
+            "thoughts": chat.thoughts,
+            "grammar": chat.grammar,
+        }
+        return await self._answer(body, [chat.messages], salt, options, request, answer)
 
     async def complete(self, body: CompletionRequest, salt: str, request: Request) -> Response:
         """Continue one or more texts."""
@@ -235,9 +240,11 @@ class Api:
         job = self.worker.job(len(prompts) * body.n, seconds, arrival.began)
         try:
             if grammar is not None:
-                await self._compiled(grammar)
+                await self._compile(grammar)
             prepare = partial(self._prepare, body, prompts, options, arrival.began)
-            sequences = await job.in_time(self._prepared(prepare, long=arrival.bytes > LONG))
+            async with job.in_time(), self._long if arrival.bytes > LONG else nullcontext():
+                loop = asyncio.get_running_loop()
+                sequences = await loop.run_in_executor(self._preparing, prepare)
             job.start(sequences, body.top)
             answer = make(job)
         except BaseException:
@@ -245,26 +252,14 @@ class Api:
             raise
         return await self._reply(answer, request)
 
-    async def _compiled(self, grammar: Grammar) -> None:
+    async def _compile(self, grammar: Grammar) -> None:
         """Compile a grammar in another thread; the engine keeps the result."""
-        compile_it = partial(self.engine.prepare, {"grammar": grammar})
+        compiled = partial(self.engine.prepare, {"grammar": grammar})
         loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(self.settings.grammar_seconds) as limit:
-                await loop.run_in_executor(self._compiling, compile_it)
-        except TimeoutError:
-            if not limit.expired():  # the compiler itself raised it
-                raise
-            raise Refusal(
-                "the grammar took too long to compile; simplify it", param="response_format"
-            ) from None
-
-    async def _prepared(
-        self, prepare: Callable[[], list[TextSequence]], *, long: bool
-    ) -> list[TextSequence]:
-        """Run `prepare` in another thread. Long prompts are prepared one at a time."""
-        async with self._long if long else nullcontext():
-            return await asyncio.get_running_loop().run_in_executor(self._preparing, prepare)
+        message = "the grammar took too long to compile; simplify it"
+        when = loop.time() + self.settings.grammar_seconds
+        async with Deadline(when, message, param="response_format"):
+            await loop.run_in_executor(self._compiling, compiled)
 
     def _prepare(
         self,

@@ -62,15 +62,6 @@ class Chat:
         chat._show_tools(body, tokenizer, family, ignored)
         return chat
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The engine's options that the chat determines."""
-        return {
-            "chat_template_kwargs": self.template,
-            "thoughts": self.thoughts,
-            "grammar": self.grammar,
-        }
-
     def reader(self, tokenizer: Any, markers: Mapping[int, str], prompt: Sequence[int]) -> Reader:
         """Return the reader for an answer; `prompt` may contain the beginning of the answer."""
         if self.own:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -53,6 +53,23 @@ class Chunk:
     """In the last chunk: the stop string that ended the answer."""
 
 
+class Deadline:
+    """A context that is cancelled at a time of the event loop, and then raises Refusal."""
+
+    def __init__(self, when: float, message: str, **fields: Any) -> None:
+        self._timeout = asyncio.timeout_at(when)
+        self._message, self._fields = message, fields
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self._timeout.__aexit__(*error)
+        except TimeoutError:  # not one that the block raised
+            raise Refusal(self._message, **self._fields) from None
+
+
 class Job:
     """The answers to one request, for use in the event loop. Always call `close` at the end."""
 
@@ -89,22 +106,17 @@ class Job:
         self.prompt = sequences[0].ids[: sequences[0].prompt_length]
         self._worker.engine.thread.submit(sequences, self.hear)
 
-    async def in_time(self, news: Awaitable[Any]) -> Any:
-        """Await and return `news`; raise Refusal at the time limit of the request."""
-        try:
-            async with asyncio.timeout_at(self._deadline) as limit:
-                return await news
-        except TimeoutError:
-            if not limit.expired():  # `news` itself raised it
-                raise
-            raise Refusal(
-                "the answer took longer than this server allows", status=504, code="timeout"
-            ) from None
+    def in_time(self) -> Deadline:
+        """Return a context that ends at the time limit of the request."""
+        message = "the answer took longer than this server allows"
+        return Deadline(self._deadline, message, status=504, code="timeout")
 
     async def chunks(self) -> AsyncIterator[Chunk]:
         """Yield all chunks of all answers; raise Refusal for errors and at the time limit."""
         while self._left:
-            chunk = await self.in_time(self._next())
+            async with self.in_time():
+                await asyncio.sleep(0)  # lets the timeout fire even if a chunk is there
+                chunk = await self._waiting.get()
             if isinstance(chunk, Refusal):
                 raise chunk
             if chunk.error is not None:
@@ -115,10 +127,6 @@ class Job:
             if not self._left:
                 self._worker.jobs.discard(self)  # even if the last chunk is never read
             yield chunk
-
-    async def _next(self) -> Chunk | Refusal:
-        await asyncio.sleep(0)  # lets the timeout fire even if a chunk is there
-        return await self._waiting.get()
 
     def put(self, chunk: Chunk | Refusal) -> None:
         """Record a chunk in the metrics and queue it for `chunks`; queue a refusal."""
