@@ -12,7 +12,6 @@ from serving import CHAT, TEXT, api_of, client_of, engine, events, figures, load
 from starlette.testclient import TestClient
 
 import tiny
-from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, CompletionRequest, ResponsesRequest
 
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "the quick brown fox"}]}
@@ -255,9 +254,12 @@ def test_gaps_are_filled_by_models_that_know_them() -> None:
     api = api_of()
     vocabulary = dict.fromkeys(["<fim_prefix>", "<fim_suffix>", "<fim_middle>"], 5)
     api.tokenizer = SimpleNamespace(get_vocab=lambda: vocabulary)
-    assert api._gaps(["a"], "c") == ["<fim_prefix>a<fim_suffix>c<fim_middle>"]
-    with pytest.raises(Refusal, match="needs a text"):
-        api._gaps(["a", [5]], "c")
+    with client_of(api) as client:
+        filled = complete(client, prompt="a", suffix="c")
+        plain = complete(client, prompt="<fim_prefix>a<fim_suffix>c<fim_middle>")
+        assert filled["choices"] == plain["choices"]
+        refused = client.post(TEXT, json=COMPLETION | {"prompt": [[5]], "suffix": "c"})
+        assert "needs a text" in refused.json()["error"]["message"]
 
 
 def test_s5_docs_describe_every_endpoint_and_field_and_load_nothing(client: TestClient) -> None:

@@ -103,7 +103,7 @@ def test_time_is_over_also_for_who_always_has_something_to_read() -> None:
             await anext(job.chunks())
         assert refused.value.code == "timeout"
         job.close()
-        api.worker.stop()
+        api.close()
 
     asyncio.run(scenario())
 
@@ -115,7 +115,7 @@ def test_an_answer_that_is_whole_takes_no_place_while_its_end_is_read() -> None:
         job = await begun(api, max_new_tokens=3)
         async for chunk in job.chunks():
             assert api.worker.open == (chunk.result is None)
-        api.worker.stop()
+        api.close()
 
     asyncio.run(scenario())
 
