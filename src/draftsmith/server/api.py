@@ -114,7 +114,10 @@ class Api:
         return sequence
 
     def close(self) -> None:
-        """End the threads that prepare requests."""
+        """End all answers and the threads that prepare requests; leave the engine open."""
+        self.worker.end_all()
+        for job in [*self.worker.jobs]:
+            job.close()
         self._preparing.shutdown(wait=False, cancel_futures=True)
         self._compiling.shutdown(wait=False, cancel_futures=True)
 

@@ -62,7 +62,6 @@ def application(api: Api) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        api.worker.stop()
         api.close()
 
     settings = api.settings

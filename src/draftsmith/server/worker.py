@@ -178,12 +178,6 @@ class Worker:
         self._logged: set[tuple[str, ...]] = set()
         """Kinds of notices that were logged."""
 
-    def stop(self) -> None:
-        """End all answers and leave the engine open."""
-        self.end_all()
-        for job in [*self.jobs]:
-            job.close()
-
     @property
     def alive(self) -> bool:
         """Whether requests are accepted."""
