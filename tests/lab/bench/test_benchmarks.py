@@ -278,7 +278,6 @@ def test_the_benchmark_of_a_device_keeps_its_time(tmp_path: Path) -> None:
 SHARED = {
     "edits": "DATA --answers commit --dtype float32",
     "predicted": "DATA",
-    "papers": "DATA",
     "quotesum": "DATA",
     "vllm_drafters": "cost DATA",
     "sampled_distributions": "--draws 50",
