@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
 
@@ -47,13 +47,13 @@ def sdsat(
     """
     from draftsmith.lab.train.sdsat import train as run
 
+    def losses(row: StepLosses) -> str:
+        named = {"standard": row.standard, "adaptive": row.adaptive, "held-out": row.held_out}
+        return ", ".join(f"{k} {loss:.3f}" for k, loss in named.items() if loss is not None)
+
     set_threads(threads)
-    try:
-        with following(recipe.steps, options.save_every) as follow:
-            trained = run(resolve(model), recipe, texts, output, options, bar, follow)
-    except KeyboardInterrupt:
-        note("give the same command again to resume from the newest checkpoint")
-        raise
+    with following(recipe.steps, options.save_every, losses) as follow:
+        trained = run(resolve(model), recipe, texts, output, options, bar, follow)
     from accelerate import PartialState
 
     from draftsmith.model.load import read_tokenizer
@@ -92,21 +92,12 @@ def eagle3(
     """
     from draftsmith.lab.train.eagle3 import train as run
 
+    def right(row: HeadStep) -> str:
+        return f"loss {row.loss:.3f}, right {row.right:.2f} … {row.right_at_last:.2f}"
+
     set_threads(threads)
-    try:
-        with progress() as shown:
-            number = shown.add_task("training", total=recipe.steps, visible=False)
-
-            def follow(row: HeadStep) -> None:
-                line = f"loss {row.loss:.3f}, right {row.right:.2f} … {row.right_at_last:.2f}"
-                shown.update(number, completed=row.step, description=line, visible=True)
-                if shown.disable and (row.step % save_every == 0 or row.step == recipe.steps):
-                    note(f"step {row.step} of {recipe.steps}, {row.tokens:,} tokens: {line}")
-
-            trained = run(resolve(model), recipe, texts, output, save_every, bar, follow)
-    except KeyboardInterrupt:
-        note("give the same command again to go on from the newest checkpoint")
-        raise
+    with following(recipe.steps, save_every, right) as follow:
+        trained = run(resolve(model), recipe, texts, output, save_every, bar, follow)
     if json_:
         print_json(asdict(trained) | {"folder": str(output)})
         return
@@ -133,20 +124,24 @@ def unpickle(
 
 
 @contextlib.contextmanager
-def following(steps: int, every: int) -> Iterator[Callable[[StepLosses], None]]:
-    """Show the newest losses in nats next to a progress bar; without a terminal, print lines."""
+def following(
+    steps: int, every: int, figures: Callable[[Any], str]
+) -> Iterator[Callable[[Any], None]]:
+    """Show the newest figures next to a progress bar; without a terminal, print lines."""
     with progress() as shown:
         number = shown.add_task("training", total=steps, visible=False)
 
-        def follow(row: StepLosses) -> None:
-            named = {"standard": row.standard, "adaptive": row.adaptive, "held-out": row.held_out}
-            losses = ", ".join(f"{k} {loss:.3f}" for k, loss in named.items() if loss is not None)
-            line = f"training: {losses}"
-            shown.update(number, completed=row.step, description=line, visible=True)
+        def follow(row: StepLosses | HeadStep) -> None:
+            line = figures(row)
+            shown.update(number, completed=row.step, description=f"training: {line}", visible=True)
             if shown.disable and (row.step % every == 0 or row.step == steps):
-                note(f"step {row.step} of {steps}, {row.tokens:,} tokens: {losses}")
+                note(f"step {row.step} of {steps}, {row.tokens:,} tokens: {line}")
 
-        yield follow
+        try:
+            yield follow
+        except KeyboardInterrupt:
+            note("give the same command again to resume from the newest checkpoint")
+            raise
 
 
 def show(trained: Trained, tokens: str) -> None:
