@@ -80,8 +80,7 @@ def promises(packed: LoadedModel, args: argparse.Namespace) -> Iterator[Promise]
 def measure(args: argparse.Namespace) -> Blocks:
     broken = False
     for name, dtype in product(args.models, args.dtypes):
-        model, how = load(name, dtype=dtype, prepack=True), {"dtype": dtype, "runs": args.runs}
-        ratios, bad = promised(args.results, [name, args.context], promises(model, args), **how)
+        ratios, bad = promised(promises(load(name, dtype=dtype, prepack=True), args))
         broken |= bad
         yield f"## {name}, {dtype}, {args.context} cached tokens a row\n\n{ratios}"
     return broken

@@ -10,15 +10,15 @@ Seconds are compared pair by pair.
 from __future__ import annotations
 
 import argparse
-from statistics import median
+from functools import partial
+from typing import Any
 
 from benchmarks.batch_cost import steps
-from benchmarks.shared import Blocks, Options, run, shown, table, timed
+from benchmarks.shared import Blocks, Options, promised, run, timed
 from draftsmith import Engine
 from draftsmith.model.load import load
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-HEADS = ("tokens", "exact / usual", "ms")
 
 
 def parser() -> Options:
@@ -33,16 +33,15 @@ def parser() -> Options:
 def measure(args: argparse.Namespace) -> Blocks:
     for dtype in args.dtypes:
         usual = load(args.model, dtype=dtype, prepack=True)
-        exact, rows = Engine(usual, exact=True).model, []
-        for width in WIDTHS:
-            key = {"dtype": dtype, "context": args.context, "runs": args.runs}
-            arms = [steps(model, [args.context], width - 1) for model in (exact, usual)]
-            a, b = args.results.recall(
-                f"{width}", args.model, lambda arms=arms: timed(arms, args.runs, warmup=2), **key
-            )
-            both = f"{1e3 * median(a):.1f} / {1e3 * median(b):.1f}"
-            rows.append((f"{width}", shown(a, b), both))
-        yield f"## {args.model}, {dtype}, after {args.context} tokens\n\n{table(HEADS, rows)}"
+        models = Engine(usual, exact=True).model, usual
+
+        def pair(width: int, models: Any = models) -> Any:
+            arms = [steps(model, [args.context], width - 1) for model in models]
+            return timed(arms, args.runs, warmup=2)
+
+        prices = ((f"width {width}, exact / usual", None, partial(pair, width)) for width in WIDTHS)
+        ratios, _ = promised(prices)
+        yield f"## {args.model}, {dtype}, after {args.context} tokens\n\n{ratios}"
 
 
 if __name__ == "__main__":

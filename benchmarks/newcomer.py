@@ -79,7 +79,7 @@ def measure(args: argparse.Namespace) -> Blocks:
             model = load(name, dtype=dtype, prepack=True)
             yield f"{name}, {dtype}: slow / usual", 2.5, partial(newcomers, model, args)
 
-    ratios, broken = promised(args.results, [args.context, args.prompt], promises(), runs=args.runs)
+    ratios, broken = promised(promises())
     yield ratios
     return broken
 

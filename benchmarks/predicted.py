@@ -53,11 +53,8 @@ def counts(engine: Engine, edit: dict[str, Any]) -> list[int]:
 def measure(args: argparse.Namespace) -> Blocks:
     engine = Engine(load(args.model, dtype="float32", prepack=True), cost=RECORDED)
     edits = [*islice(held_out(args.data, engine.model.tokenizer, args.context), args.limit)]
-    found = []
-    for edit in edits:
-        key = [args.model, edit["commit"], edit["path"]]
-        found.append(args.results.recall("auto", key, lambda edit=edit: counts(engine, edit)))
-    tokens, without, given, accepted, rejected = map(sum, zip(*found, strict=True))
+    found = zip(*(counts(engine, edit) for edit in edits), strict=True)
+    tokens, without, given, accepted, rejected = map(sum, found)
     figures = (len(edits), tokens, without, given, f"{without / given:.2f}", accepted, rejected)
     yield table(HEADS, [[f"{figure}" for figure in figures]])
 

@@ -76,15 +76,13 @@ def measure(args: argparse.Namespace) -> Blocks:
         return [Engine(model, drafter="none", prefixes=most) for most in (8, 0)]
 
     Engine(model).generate(random_ids(args.shared, 99), max_new_tokens=args.tokens)  # warm up
-    how, pair = {"tokens": args.tokens}, f"second of two that share {args.shared:,}"
+    pair = f"second of two that share {args.shared:,}"
     pairs = [lambda n=n: second(engines(), args.shared, n) for n in range(args.runs)]
     talks = [lambda: chat(engines(), args.tokens)] * 2
     rows, broken = [], False
     for what, runs in ((pair, pairs), ("turn", talks)):
-        found = []
-        for number, once in enumerate(runs):
-            found.append(args.results.recall(what, [args.model, number], once, **how))
-        for turn, both in enumerate(zip(*found, strict=True), 1):
+        found = zip(*(once() for once in runs), strict=True)
+        for turn, both in enumerate(found, 1):
             kept, none = ([run[arm] for run in both] for arm in (0, 1))
             prompt, needed, most = kept[0][0], kept[0][1], max(one[2] for one in kept)
             ms = [[one[3] for one in arm] for arm in (kept, none)]

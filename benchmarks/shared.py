@@ -217,13 +217,11 @@ Promise = tuple[str, float | None, Callable[[], Sequence[Sequence[float]]]]
 """Label, largest allowed ratio, and a function that returns the seconds of both arms."""
 
 
-def promised(
-    results: Results, prompt: object, promises: Iterable[Promise], **settings: Any
-) -> tuple[str, bool]:
+def promised(promises: Iterable[Promise]) -> tuple[str, bool]:
     """Return a table of ratios, and whether the upper end of an interval breaks a promise."""
     rows, broken = [], False
     for what, most, measured in promises:
-        a, b = results.recall(what, prompt, measured, **settings)
+        a, b = measured()
         found = ratio(a, b)
         fits = most is None or found.high <= most
         broken |= not fits

@@ -90,7 +90,7 @@ def measure(args: argparse.Namespace) -> Blocks:
         ("always wrong, budget auto / plain", 1.1, partial(wrong_and_plain, exact, "auto", args)),
         ("always wrong, fixed 10 / plain", None, partial(wrong_and_plain, exact, 10, args)),
     ]  # fmt: skip
-    ratios, broken = shared.promised(args.results, args.tokens, promises, runs=args.runs)
+    ratios, broken = shared.promised(promises)
     yield ratios
     return broken
 

@@ -23,7 +23,7 @@ import pytest
 import torch
 from benchmarks import gpu, shared, turns
 from benchmarks.gpu import checks
-from benchmarks.shared import Options, Results
+from benchmarks.shared import Options
 
 import heads
 import tiny
@@ -42,15 +42,14 @@ POSIX = pytest.mark.skipif(sys.platform == "win32", reason="processes cannot be 
 # ---------------------------------------------------------------------------- what they share
 
 
-def test_a_promise_is_broken_by_the_upper_end_of_its_interval(tmp_path: Path) -> None:
-    results = Results(tmp_path / "x.jsonl")
+def test_a_promise_is_broken_by_the_upper_end_of_its_interval() -> None:
     slow, fast = ("slow", 1.2, lambda: [[1.0, 1.5], [1.0, 1.0]]), ("fast", 1.2, lambda: [[1], [2]])
-    ratios, broken = shared.promised(results, "", [slow, fast, ("free", None, lambda: [[9], [1]])])
+    ratios, broken = shared.promised([slow, fast, ("free", None, lambda: [[9], [1]])])
     assert broken
     assert re.findall(r"\| (slow|fast|free) .*\| (.*) \|\n?", ratios) == [
         ("slow", "**broken**"), ("fast", "kept"), ("free", ""),
     ]  # fmt: skip
-    assert not shared.promised(results, "", [fast])[1]
+    assert not shared.promised([fast])[1]
 
 
 def blocks(args: argparse.Namespace) -> Iterator[str]:
