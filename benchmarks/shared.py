@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -116,6 +117,7 @@ def run(
     torch.set_num_threads(args.threads)
     known = {"threads": args.threads, "machine": machine(), **versions()}
     args.name = options.name
+    args.output.mkdir(parents=True, exist_ok=True)
     args.results = Results(args.output / f"{options.name}.jsonl", **known)
     blocks, found = [origin(options.command(words))], benchmark(args)
     print(blocks[0], flush=True)
@@ -157,25 +159,28 @@ class Results:
 
     def __init__(self, path: Path, **settings: Any) -> None:
         """`settings`: what all results of this run depend on."""
-        self.finished, self._settings = Finished(path), settings
+        self._path, self._settings = path, settings
+
+    @cached_property
+    def _finished(self) -> Finished:
+        return Finished(self._path)
 
     def _key(self, arm: str, prompt: object, more: dict[str, Any]) -> list[object]:
         return [arm, prompt, {**self._settings, **more}]
 
     def known(self, arm: str, prompt: object, /, **settings: Any) -> Any:
         """Return the result, or None if there is none yet."""
-        key = self._key(arm, prompt, settings)
-        return self.finished[key] if key in self.finished else None  # noqa: SIM401
+        return self._finished.get(self._key(arm, prompt, settings))
 
     def add(self, arm: str, prompt: object, result: object, /, **settings: Any) -> None:
         """Store a result, which must be JSON-compatible."""
-        self.finished.add(self._key(arm, prompt, settings), result)
+        self._finished.add(self._key(arm, prompt, settings), result)
 
     def recall(
         self, arm: str, prompt: object, compute: Callable[[], object], /, **settings: Any
     ) -> Any:
         """Return the stored result, or compute and store it."""
-        return self.finished.recall(self._key(arm, prompt, settings), compute)
+        return self._finished.recall(self._key(arm, prompt, settings), compute)
 
 
 class Answers(NamedTuple):

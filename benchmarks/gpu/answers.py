@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
-from benchmarks.gpu.card import late
+from benchmarks.gpu.card import timely
 from benchmarks.gpu.models import Model
 from benchmarks.gpu.passes import DTYPE
 from benchmarks.gpu.texts import Text, texts
@@ -35,17 +36,13 @@ def names(args: argparse.Namespace) -> list[str]:
 def compare(model: Model, args: argparse.Namespace) -> Iterator[str]:
     """Yield the table: every arm gives every answer, in turn."""
     known: dict[tuple[str, str], list[Any]] = {}
-    wanted, arms = texts(args.data, args.limit, args.tokens), list[Arm]()
-    every = names(args)
-    how = {"tokens": args.tokens, **args.how}
+    every, wanted = names(args), texts(args.data, args.limit, args.tokens)
+    arms = cache(lambda: {arm.name: arm for arm in ready(model, every, wanted)})
     for number, text in enumerate(wanted):
         for name in in_turn(every, number):
-            found = args.results.known(name, [model.shape, text.name], **how)
-            if found is None and not late(args):
-                arms = arms or ready(model, every, wanted)
-                found = measured(model, next(arm for arm in arms if arm.name == name), text)
-                args.results.add(name, [model.shape, text.name], found, **how)
-            if found is not None:
+            key = [model.shape, text.name, args.tokens]
+            once = lambda name=name, text=text: measured(model, arms()[name], text)  # noqa: E731
+            if (found := timely(args, name, key, once)) is not None:
                 known[name, text.name] = found
     whole = [text.name for text in wanted if all((name, text.name) in known for name in every)]
     if whole:

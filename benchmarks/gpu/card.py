@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -45,6 +46,13 @@ def fits(weights: int, device: torch.device) -> bool:
 def late(args: argparse.Namespace) -> bool:
     """Return whether no measurement may begin any more."""
     return perf_counter() > args.ends
+
+
+def timely(args: argparse.Namespace, name: str, key: Any, compute: Callable[[], Any]) -> Any:
+    """Return the result, which is computed only if a measurement may begin; else None."""
+    if late(args) and args.results.known(name, key, **args.how) is None:
+        return None
+    return args.results.recall(name, key, compute, **args.how)
 
 
 def wait(device: torch.device) -> None:

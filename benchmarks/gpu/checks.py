@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.card import fits, late
+from benchmarks.gpu.card import fits, timely
 from benchmarks.gpu.models import Model
 from benchmarks.shared import random_ids, table
 from draftsmith import Engine, GenerationResult
@@ -80,11 +80,9 @@ def compare(model: Model, args: argparse.Namespace) -> Generator[str, None, bool
             continue
         found = []
         for recited in (True, False):
-            if late(args) and args.results.known("check", [name, recited], **args.how) is None:
-                break
-            found.append(args.results.recall("check", [name, recited],
-                         partial(answers, model, dtype, store, recited), **args.how))  # fmt: skip
-        if len(found) < 2:
+            compared = partial(answers, model, dtype, store, recited)
+            found.append(timely(args, "check", [name, recited], compared))
+        if None in found:
             break
         said, own = found
         ties = [gap for gap in own["gaps"] if dtype != torch.float32 or gap < TIE]

@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.gpu.card import late, wait
+from benchmarks.gpu.card import timely, wait
 from benchmarks.gpu.models import Model
 from benchmarks.shared import table, timed
 from draftsmith.model.measure import pass_cost
@@ -42,10 +42,9 @@ def curve(model: Model, speed: float, args: argparse.Namespace) -> Iterator[str]
             widths = pass_cost(loaded, args.widths, CONTEXT, args.runs, count)
             return {f"{width}": seconds for width, seconds in widths.items()}
 
-        key, how = [model.shape, store, count, args.widths], {"runs": args.runs, **args.how}
-        if late(args) and args.results.known("passes", key, **how) is None:
+        key = [model.shape, store, count, args.widths, args.runs]
+        if (found := timely(args, "passes", key, measured)) is None:
             break
-        found = args.results.recall("passes", key, measured, **how)
         one = found[min(found, key=int)]
         rows += [[store, f"{count}", width, f"{1e3 * seconds:.2f}", f"{seconds / one:.2f}×",
                   f"{seconds / least:.2f}×"] for width, seconds in found.items()]  # fmt: skip

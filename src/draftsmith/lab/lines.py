@@ -137,11 +137,9 @@ class Finished:
             hint = "it cannot be resumed by this version; delete it, or give another file"
             self._lines = JsonLines(path, self._note, '{"key"', hint, sync)
 
-    def __contains__(self, key: object) -> bool:
-        return digest(key) in self._known
-
-    def __getitem__(self, key: object) -> Any:
-        return self._known[digest(key)]
+    def get(self, key: object) -> Any:
+        """Return the result stored under `key`, or None."""
+        return self._known.get(digest(key))
 
     def add(self, key: object, result: object) -> None:
         """Store a result, immediately on disk."""
@@ -152,9 +150,9 @@ class Finished:
 
     def recall(self, key: object, compute: Callable[[], Any]) -> Any:
         """Return the result stored under `key`; compute and store it if there is none."""
-        if key not in self:
+        if self.get(key) is None:
             self.add(key, compute())
-        return self[key]
+        return self.get(key)
 
     def forget(self) -> None:
         """Delete the file after all work is done."""

@@ -19,7 +19,7 @@ from draftsmith.drafters.corpus.files import Header
 from draftsmith.errors import LoadError, PromptError
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.records import Record
-from draftsmith.lab.bench.replay import Replay, ReplayBudget, check, replay
+from draftsmith.lab.bench.replay import Replay, ReplayBudget, replay
 from draftsmith.lab.bench.suites import OnError
 from draftsmith.lab.lines import Finished
 from draftsmith.storage import digest
@@ -95,8 +95,6 @@ def sweep(
 
     Raises LoadError if no record has an answer, and what `Encoding` and `replay` raise.
     """
-    for drafter in drafters:
-        check(drafter)
     answered = [record for record in records if record.answered]
     if not answered:
         raise LoadError(
@@ -110,7 +108,7 @@ def sweep(
     jobs = [
         (number, record, missing)
         for number, (record, key) in enumerate(zip(answered, keys, strict=True))
-        if (missing := tuple(d for d in drafters if (key, names[str(d)]) not in finished))
+        if (missing := tuple(d for d in drafters if not finished.get((key, names[str(d)]))))
     ]
     advance(len(answered) - len(jobs))
     result = Sweep()
@@ -124,10 +122,10 @@ def sweep(
                 finished.add((keys[number], names[name]), one.as_dict())
         advance(1)
     result.done = [
-        Done(record, name, Replay.from_dict(finished[key, known]))
+        Done(record, name, Replay.from_dict(one))
         for record, key in zip(answered, keys, strict=True)
         for name, known in names.items()
-        if (key, known) in finished
+        if (one := finished.get((key, known)))
     ]
     if not result.done:
         raise LoadError(f"no record could be replayed; the first: {result.wrong[-1]}")
