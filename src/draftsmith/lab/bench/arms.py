@@ -24,7 +24,7 @@ class Spec:
     name: str
     drafter: Drafter | None = None
     budget: BudgetSpec = "auto"
-    peer: peers.Generate | None = None
+    peer: peers.Way | None = None
 
 
 def parse_arm(text: str, budget: BudgetSpec = "auto") -> Spec:

@@ -7,9 +7,10 @@ given have transformers' defaults. docs/measuring.md lists which of them keep th
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from inspect import signature
 from time import perf_counter
 from typing import Any
 
@@ -25,82 +26,67 @@ PREFIX = "hf:"
 """Prefix of the specs of transformers' own generation."""
 
 
+Options = Callable[[LoadedModel], dict[str, Any]]
+"""Options of `generate` for a model."""
+
+
 @dataclass(frozen=True)
-class Generate:
+class Way:
+    """A way of generating."""
+
+    drafter: str
+    """Its name with all its options."""
+    options: Options
+
+
+def generate() -> Options:
     """`model.generate` as it is."""
-
-    def __str__(self) -> str:
-        given = {f.name: _short(getattr(self, f.name)) for f in fields(self)}
-        listed = ", ".join(f"{k}={v!r}" for k, v in given.items() if v is not None)
-        name = next(name for name, kind in PEERS.items() if kind is type(self))
-        return f"transformers.{name}({listed})"
-
-    def options(self, model: LoadedModel) -> dict[str, Any]:  # noqa: ARG002
-        """Return the options of `generate`."""
-        return {}
+    return lambda _: {}
 
 
-@dataclass(frozen=True)
-class Static(Generate):
-    """`model.generate` with a static cache, for which transformers compiles passes on a GPU."""
-
-    def options(self, model: LoadedModel) -> dict[str, Any]:  # noqa: ARG002
-        return {"cache_implementation": "static"}
+def static() -> Options:
+    """With a static cache, for which transformers compiles passes on a GPU."""
+    return lambda _: {"cache_implementation": "static"}
 
 
-@dataclass(frozen=True)
-class PromptLookup(Generate):
-    """transformers' prompt lookup, with the ten tokens that its author recommends."""
-
-    tokens: int = 10
-    ngram: int = 2
-
-    def __post_init__(self) -> None:
-        _check_counts(tokens=self.tokens, ngram=self.ngram)
-
-    def options(self, model: LoadedModel) -> dict[str, Any]:  # noqa: ARG002
-        return {"prompt_lookup_num_tokens": self.tokens, "max_matching_ngram_size": self.ngram}
+def prompt_lookup(tokens: int = 10, ngram: int = 2) -> Options:
+    """With the ten tokens that its author recommends."""
+    _check_counts(tokens=tokens, ngram=ngram)
+    return lambda _: {"prompt_lookup_num_tokens": tokens, "max_matching_ngram_size": ngram}
 
 
-@dataclass(frozen=True)
-class Assisted(Generate):
-    """transformers' assisted generation; None leaves the choice to transformers."""
+def assisted(
+    model: str | None = None, tokens: int | None = None, threshold: float | None = None
+) -> Options:
+    """Assisted generation; None leaves the choice to transformers."""
+    if model is None:
+        raise OptionError(f"give the assistant, e.g. {PREFIX}assisted(model=FOLDER)")
+    _check_counts(tokens=tokens)
 
-    model: str | None = None
-    tokens: int | None = None
-    threshold: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.model is None:
-            raise OptionError(f"give the assistant, e.g. {PREFIX}assisted(model=FOLDER)")
-        _check_counts(tokens=self.tokens)
-
-    def options(self, model: LoadedModel) -> dict[str, Any]:
-        assistant = load(
-            self.model, dtype=model.dtype, device=model.device, prepack=model.prepacked is not None
-        )
+    def options(target: LoadedModel) -> dict[str, Any]:
+        packed = target.prepacked is not None
+        assistant = load(model, dtype=target.dtype, device=target.device, prepack=packed)
         config = assistant.model.generation_config
-        if self.tokens is not None:
-            config.num_assistant_tokens = self.tokens
-        if self.threshold is not None:
-            config.assistant_confidence_threshold = self.threshold
-        options = {"assistant_model": assistant.model}
+        if tokens is not None:
+            config.num_assistant_tokens = tokens
+        if threshold is not None:
+            config.assistant_confidence_threshold = threshold
+        found = {"assistant_model": assistant.model}
         # The same test as in transformers, which raises an error for a missing or superfluous
         # tokenizer.
-        if assistant.config.vocab_size != model.config.vocab_size:
-            options |= {"tokenizer": model.tokenizer, "assistant_tokenizer": assistant.tokenizer}
-        return options
+        if assistant.config.vocab_size != target.config.vocab_size:
+            found |= {"tokenizer": target.tokenizer, "assistant_tokenizer": assistant.tokenizer}
+        return found
+
+    return options
 
 
-PEERS: dict[str, type[Generate]] = {
-    "generate": Generate,
-    "static": Static,
-    "prompt_lookup": PromptLookup,
-    "assisted": Assisted,
+PEERS: dict[str, Callable[..., Options]] = {
+    one.__name__: one for one in (generate, static, prompt_lookup, assisted)
 }
 
 
-def parse(text: str, known: Iterable[str]) -> tuple[str, Generate]:
+def parse(text: str, known: Iterable[str]) -> tuple[str, Way]:
     """Parse `hf:name(key=value)`; returns its name in tables and how it generates.
 
     Values may be bare words and paths. Raises UnknownName with a suggestion from the `known` arms
@@ -112,21 +98,25 @@ def parse(text: str, known: Iterable[str]) -> tuple[str, Generate]:
     if name not in PEERS:
         raise UnknownName("arm", PREFIX + name, known)
     options: dict[str, Any] = {}
+    every = signature(PEERS[name]).parameters
     for part in filter(None, rest[:-1].split(",")):
         key, given, value = (piece.strip() for piece in part.partition("="))
         if not given:
             raise OptionError(f"arm {text!r}: name the options, e.g. hf:prompt_lookup(tokens=10)")
-        if key not in (names := [f.name for f in fields(PEERS[name])]):
-            raise UnknownName(f"option of {PREFIX}{name}", key, names)
+        if key not in every:
+            raise UnknownName(f"option of {PREFIX}{name}", key, [*every])
         try:
             options[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             options[key] = value
     try:
-        way = PEERS[name](**options)
+        how = PEERS[name](**options)
     except OptionError as error:
         raise OptionError(f"{text}: {error}") from error
+    full = {key: _short(options.get(key, option.default)) for key, option in every.items()}
+    whole = ", ".join(f"{key}={value!r}" for key, value in full.items() if value is not None)
     listed = ",".join(f"{key}={_short(value)}" for key, value in options.items())
+    way = Way(f"transformers.{name}({whole})", how)
     return PREFIX + name + (f"({listed})" if listed else ""), way
 
 
@@ -163,8 +153,8 @@ class Peer:
     budget: BudgetSpec | None = None
     seeded = False
 
-    def __init__(self, model: LoadedModel, name: str, way: Generate) -> None:
-        self.model, self.name, self.drafter = model, name, str(way)
+    def __init__(self, model: LoadedModel, name: str, way: Way) -> None:
+        self.model, self.name, self.drafter = model, name, way.drafter
         self.options = way.options(model)
         ends = end_ids(model)
         pad = getattr(model.tokenizer, "pad_token_id", None)
