@@ -19,7 +19,6 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from draftsmith.core.stats import Stats, total
 from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import LoadError, PromptError
 from draftsmith.lab.bench.cost import Cost, Slope
 from draftsmith.lab.bench.estimate import Estimate, predict
@@ -27,8 +26,7 @@ from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.replay import replay
 from draftsmith.lab.bench.run import encoded, filled
 from draftsmith.lab.lines import Finished
-from draftsmith.lab.tune.pld_plus import check
-from draftsmith.model.fingerprint import fingerprint
+from draftsmith.lab.tune.pld_plus import check, identity
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.measure import pass_cost
 from draftsmith.text.tokenizer import decode
@@ -101,7 +99,12 @@ def answers(
     """Generate plain greedy answers, later turns after earlier ones; raises LoadError if none."""
     model, found = engine.model, Answers()
     check(model)
-    weights, written = fingerprint(model), dict[tuple[int, str], str]()
+    known, written = identity(model), dict[tuple[int, str], str]()
+
+    def plain(ids: list[int]) -> list[int]:
+        result = engine.generate(ids, temperature=0.0, max_new_tokens=max_new_tokens)
+        return list(result.tokens)
+
     for record in records:
         advance(1)
         try:
@@ -109,20 +112,12 @@ def answers(
         except PromptError as error:
             found.wrong.append(f"{record.id}: {error}")
             continue
-        answer = finished.recall(
-            ["plain", model.facts.name, weights, str(model.dtype), max_new_tokens, ids],
-            partial(_plain, engine, ids, max_new_tokens),
-        )
+        answer = finished.recall(["plain", *known, max_new_tokens, ids], partial(plain, ids))
         written[0, record.id] = decode(model.tokenizer, answer)
         found.texts.append((ids, answer))
     if not found.texts:
         raise LoadError(f"no prompt could be used; the first: {found.wrong[0]}")
     return found
-
-
-def _plain(engine: Engine, ids: list[int], limit: int) -> list[int]:
-    result: GenerationResult = engine.generate(ids, temperature=0.0, max_new_tokens=limit)
-    return result.tokens
 
 
 def cost_here(model: LoadedModel) -> Slope:

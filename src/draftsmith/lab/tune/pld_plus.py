@@ -62,9 +62,7 @@ class CalibrationPlan:
     @cached_property
     def key(self) -> list[Any]:
         """Settings that every result depends on, in addition to its prompt."""
-        model = self.engine.model
-        name, weights, dtype = model.facts.name, fingerprint(model), str(model.dtype)
-        return [name, weights, model.facts.layers, model.facts.heads, dtype, self.max_new_tokens]
+        return [*identity(self.engine.model), self.max_new_tokens]
 
     @property
     def attends(self) -> bool:
@@ -82,6 +80,11 @@ def check(model: LoadedModel) -> None:
     if model.capabilities.shape == "plain":
         why = "; ".join(model.capabilities.reasons)
         raise UnsupportedError(f"{model.name} decodes one token per pass, drafts or not: {why}")
+
+
+def identity(model: LoadedModel) -> list[str]:
+    """What answers of a model depend on: its name, weights and dtype."""
+    return [model.facts.name, fingerprint(model), str(model.dtype)]
 
 
 def calibrate(
