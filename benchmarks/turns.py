@@ -93,8 +93,8 @@ def side_by_side(tasks: Mapping[Sleeper, Callable[[], T]]) -> dict[Sleeper, tupl
     """
     awake: dict[Sleeper, list[tuple[float, float]]] = {sleeper: [] for sleeper in tasks}
     with ThreadPoolExecutor(max(1, len(tasks))) as threads:
-        working = {sleeper: threads.submit(task) for sleeper, task in tasks.items()}
         try:
+            working = {sleeper: threads.submit(task) for sleeper, task in tasks.items()}
             while not all(task.done() for task in working.values()):
                 for sleeper, task in working.items():
                     if not task.done():

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import gpu, shared, turns
+from benchmarks import gpu, shared
 from benchmarks.gpu import checks
 from benchmarks.shared import Options
 
@@ -100,34 +100,17 @@ def test_a_benchmark_is_short_and_says_how_it_is_run(name: str) -> None:
 # ------------------------------------------------------------------------- processes in turn
 
 
-@POSIX
-def test_an_interrupt_ends_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    own = [subprocess.Popen(["cat"], stdin=subprocess.PIPE) for _ in range(2)]
-    sleepers = [turns.Sleeper(one.pid) for one in own]
-    for sleeper in sleepers:
-        sleeper.sleep()
-    monkeypatch.setattr(turns, "wait", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        turns.side_by_side({s: one.wait for s, one in zip(sleepers, own, strict=True)})
-    assert [one.wait() for one in own] == [-signal.SIGKILL] * 2
-    for one in own:
-        one.communicate()
-
-
 KILLED = textwrap.dedent("""
-    import signal, subprocess, sys, time
-    from benchmarks.turns import Sleeper
+    import signal, subprocess
+    from benchmarks.turns import Sleeper, side_by_side
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
     own = [subprocess.Popen(["sleep", "1000"], start_new_session=new) for new in (False, True)]
-    sleepers = [Sleeper(one.pid) for one in own]
-    for one in sleepers:
-        one.sleep()
+    tasks = {Sleeper(one.pid): one.wait for one in own}
+    for sleeper in tasks:
+        sleeper.sleep()
     print(*(one.pid for one in own), flush=True)
-    time.sleep(1000)
+    side_by_side(tasks)
 """)
 
 
@@ -135,20 +118,14 @@ KILLED = textwrap.dedent("""
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_benchmark_leaves_no_stopped_process(how: signal.Signals) -> None:
     """The guard of each process sees that the benchmark has ended, whatever ended it."""
-    root = str(FOLDER.parent)
-    benchmark = subprocess.Popen(
-        [sys.executable, "-c", KILLED],
-        cwd=root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert benchmark.stdout is not None
-    left = list(map(int, benchmark.stdout.readline().split()))
-    assert len(left) == 2
-    assert all(map(there, left))
-    benchmark.send_signal(how)
-    benchmark.communicate()
+    command = [sys.executable, "-c", KILLED]
+    quiet: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=FOLDER.parent, text=True, **quiet) as benchmark:
+        assert benchmark.stdout is not None
+        left = list(map(int, benchmark.stdout.readline().split()))
+        assert len(left) == 2
+        assert all(map(there, left))
+        benchmark.send_signal(how)
     while any(map(there, left)):  # the test's own limit ends it
         time.sleep(0.05)
 

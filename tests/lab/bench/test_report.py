@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -153,36 +152,17 @@ def test_suites_are_summed_and_shown() -> None:
     assert 2 < made.whole[2].speedup.value < 4
 
 
-class Checker(HTMLParser):
-    """Tags in balance, and everything that would be loaded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.loaded: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loaded += [v or "" for k, v in attrs if k in ("src", "href", "xlink:href")]
-        if tag not in ("meta", "br", "wbr"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, _tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = [v or "" for k, v in attrs if k in ("src", "href", "xlink:href")]
-        self.loaded += [v for v in found if not v.startswith("#")]  # A part of the page itself.
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def checked(html: str) -> Checker:
-    checker = Checker()
-    checker.feed(html)
-    assert checker.open == []
-    return checker
+def checked(html: str) -> str:
+    """Return the text of a page whose tags are in balance, and which loads nothing."""
+    left: list[str] = []
+    for closing, tag, alone in re.findall(r"<(/?)([a-zA-Z]\w*)[^>]*?(/?)>", html):
+        if closing:
+            assert left.pop() == tag
+        elif not alone and tag not in ("meta", "br", "wbr"):
+            left.append(tag)
+    assert not left
+    assert not re.search(r'(src|href)="(?!#)|@import|url\((?!#)|<script|https?://', html)
+    return re.sub(r"<[^>]*>", "", html)
 
 
 def cost() -> CostTable:
@@ -193,12 +173,10 @@ def cost() -> CostTable:
 def test_the_page_needs_nothing_else() -> None:
     html = page([section()], cost=cost())
     found = checked(html)
-    assert found.loaded == []
-    assert not re.search(r"@import|url\((?!#)|<script|https?://", html)
     for wanted in ("Speed-up", "Where the time goes", "Tokens per pass", "Accepted by position",
                    "Accepted by source", "Accepted against passes", "Cost of a pass",
                    "2.00×", "5 of 5"):  # fmt: skip
-        assert wanted in found.text
+        assert wanted in found
     assert html.count("<svg viewBox") == html.count('role="img" aria-label=') == 7
     assert Plots(section()).depth() in html  # the same drawing every time
     assert "prefers-color-scheme: dark" in html
@@ -208,12 +186,10 @@ def test_the_page_needs_nothing_else() -> None:
 @pytest.mark.parametrize("arm", ["none", "hf:generate"])
 def test_names_cannot_break_the_page_of_a_lone_arm(arm: str) -> None:
     bad = '<script>alert("x")</script>&'
-    lone = row(arm, 0, 1.0, suite=bad, id=bad, settings=SETTINGS | {"model": bad})
-    made = section([lone])
+    settings = SETTINGS | {"model": bad}
+    made = section([row(arm, n, 1.0, suite=bad * n, id=bad * n, settings=settings) for n in (1, 2)])
     assert made.baseline == arm
-    html = page([made])
-    assert checked(html).loaded == []
-    assert "<script" not in html
+    checked(page([made]))
     assert "<script" not in markdown([made])
 
 
@@ -250,8 +226,7 @@ def test_two_files_beside_each_other() -> None:
     assert by_arm["copyspec@8"].ratio.value > 1.3
     assert (by_arm["copyspec@4"].identical, by_arm["copyspec@8"].identical) == (4, 5)
     assert found.changed == ["threads: 2 there, 1 now", "commit: abc there, def now"]
-    html = page([], found)
-    assert "threads: 2 in A, 1 in B" in checked(html).text
+    assert "threads: 2 in A, 1 in B" in checked(page([], found))
     others = [row("none", 99, 1.0)]
     with pytest.raises(OptionError, match="have no arm and prompt in common"):
         compare_files(before, others, ("a", "b"))

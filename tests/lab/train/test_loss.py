@@ -72,12 +72,3 @@ def test_parts_of_a_step_add_up_to_it(objective: str) -> None:
         loss_of(objective, logits, BATCH.part(slice(r, r + 1)), [A], positions) for r in range(2)
     ]
     assert float(whole.total) == pytest.approx(float(parts[0].total + parts[1].total), rel=1e-5)
-
-
-def test_nothing_is_learnt_from_the_adaptive_tokens_own_probability() -> None:
-    table = TABLE.clone().requires_grad_()
-    scores = table[BATCH.plain]
-    loss_of("plain", lambda _: scores, BATCH, [A], BATCH.labels.numel()).total.backward()
-    assert table.grad is not None
-    assert torch.equal(table.grad[:, A], torch.zeros(V))
-    assert table.grad.abs().sum() > 0
