@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from draftsmith.engine.attribution import find_copies, runs
-from draftsmith.lab.bench.formats import QUOTE
+from draftsmith.lab.bench.suites import read
 
 Origins = Sequence[int | None]
 """For each token of an answer, the position from which it was copied."""
@@ -37,12 +36,9 @@ def unquote(summary: str) -> tuple[str, list[tuple[int, int]]]:
 
 def items(path: Path, tokenizer: Tokenizer, limit: int) -> Iterator[Item]:
     """Yield the dev set in ids."""
-    for line in path.read_text(encoding="utf-8").splitlines()[:limit]:
-        record = json.loads(line)
-        sources = "\n\n".join(f"[{i}] {record[f'title{i}']}\n{record[f'source{i}']}"
-                              for i in range(1, 9) if record[f"source{i}"])  # fmt: skip
-        text, quotes = unquote(record["summary"])
-        question = f"{QUOTE.format(sources=sources, question=record['question'])}\nAnswer: "
+    for record in read(path).records[:limit]:
+        text, quotes = unquote(record.reference or "")
+        question = f"{record.messages[0]['content']}\nAnswer: "
         asked, said = (tokenizer.encode(one, add_special_tokens=False) for one in (question, text))
         places = enumerate(said.offsets)
         quoted = {i for i, (a, b) in places if any(a < y and b > x for x, y in quotes)}

@@ -83,8 +83,8 @@ def _quotesum(item: Item, suite: str, number: int) -> list[Record]:  # noqa: ARG
         f"[{i}] {title}\n{source}" for i, (title, source) in enumerate(titled, 1) if source
     )
     question = QUOTE.format(sources=sources, question=item["question"])
-    identity = f"{suite}/{item['unique_id']}"
-    return conversation([question], id=identity, suite=suite, category="attribution")
+    named = {"id": f"{suite}/{item['unique_id']}", "suite": suite, "category": "attribution"}
+    return conversation([question], **named, reference=str(item["summary"]))
 
 
 def _api_log(item: Item, suite: str, number: int) -> list[Record]:
