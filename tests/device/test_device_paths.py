@@ -39,7 +39,7 @@ from draftsmith.model import packed
 from draftsmith.model.load import load
 from draftsmith.model.masks import Span, visible
 from draftsmith.model.runner import Runner
-from draftsmith.model.windows import Window
+from draftsmith.model.windows import Window, windows_by_layer
 from draftsmith.text.grammar import Grammar
 
 
@@ -213,7 +213,7 @@ def test_parts_of_a_prompt_need_no_mask(
         runner.prefill(row)
         (output,) = runner.forward([row], [EMPTY])
         outputs.append(output.logits.cpu())
-        windows = set(runner._windows)
+        windows = set(windows_by_layer(model.config))
         if place == "cpu":
             assert made
         else:

@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from draftsmith.core.draft import Draft
-from draftsmith.core.target import RowOutput, Shape
-from draftsmith.model.capabilities import CacheKind
-from draftsmith.model.forward import Forward, cache_of
+from draftsmith.core.target import RowOutput
+from draftsmith.model.forward import cache_of
+from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.rows import KVStore, SequenceRow
 from draftsmith.model.taps import PassTaps, Place, record
 
@@ -53,14 +53,13 @@ def first_recurrent_state(cache: Any) -> Tensor | None:
 class OwnCacheStore(KVStore):
     """One cache of transformers' own classes per row."""
 
-    def __init__(
-        self, forward: Forward, config: Any, kind: CacheKind, shape: Shape, blocks: Any = None
-    ) -> None:
-        self._forward = forward
-        self._config = config
-        self._blocks = blocks
-        self._rewinds = kind == "own"
-        self._restores = kind == "replay" and shape == "chain"
+    def __init__(self, loaded: LoadedModel) -> None:
+        capabilities = loaded.capabilities
+        self._forward = loaded.forward
+        self._config = loaded.config
+        self._blocks = loaded.blocks
+        self._rewinds = capabilities.cache == "own"
+        self._restores = capabilities.cache == "replay" and capabilities.shape == "chain"
         self._prepared = False
 
     def open(self, row: SequenceRow) -> None:
@@ -179,8 +178,8 @@ class OwnCacheStore(KVStore):
 class NoStore(KVStore):
     """No cache: every pass computes the whole sequence again."""
 
-    def __init__(self, forward: Forward) -> None:
-        self._forward = forward
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._forward = loaded.forward
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
         """Compute each whole row, followed by a chain."""

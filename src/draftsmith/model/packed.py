@@ -9,25 +9,27 @@ values; `Q` positions of a pass, all rows together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
-from typing import Any, ClassVar
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
+from draftsmith.errors import UnsupportedError
 from draftsmith.model.attention import BLOCK, MOST_GROUPED, MOST_IN_BLOCKS, Packed
 from draftsmith.model.devices import send
-from draftsmith.model.forward import Forward
+from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import EVERYTHING, Span, visible
 from draftsmith.model.pass_cache import PassCache
-from draftsmith.model.rope import RopeBoundary
+from draftsmith.model.rope import RopeBoundary, rope_boundary
 from draftsmith.model.rows import KVStore, SequenceRow
 from draftsmith.model.taps import PassTaps, Place, record
-from draftsmith.model.windows import Window, first_visible
+from draftsmith.model.windows import Window, first_visible, layer_windows, windows_by_layer
 
 _SPARE = 8
 """Spare slots of a new buffer, in addition to a tenth of the slots needed."""
@@ -85,6 +87,14 @@ class Slots:
         return other.keys is self.keys and other.place == self.place + 1
 
 
+def by_kind(parts: Iterable[Slots]) -> dict[Any, list[Slots]]:
+    """Group the slots of a row by what a pair of tensors can hold."""
+    found: dict[Any, list[Slots]] = {}
+    for part in parts:
+        found.setdefault(part.kind, []).append(part)
+    return found
+
+
 def allocate(like: Tensor, shape: Sequence[int], columns: bool) -> Tensor:
     """Allocate a buffer (…, C, D), with `columns` transposed in memory: (…, D, C)."""
     if columns:
@@ -113,6 +123,17 @@ def regroup(
     keys = copied(one.keys, [[part.keys[part.place] for part in row] for row in rows], columns)
     values = copied(one.values, [[part.values[part.place] for part in row] for row in rows])
     return [Slots(one.window, layers, keys, values, i, dropped) for i in range(len(rows))]
+
+
+class Views(NamedTuple):
+    """Slots of one span in one layer, (R, K, ·, D or W) each."""
+
+    new_keys: Tensor
+    """Slots that the pass writes."""
+    new_values: Tensor
+    keys: Tensor
+    """Slots that the span's attention reads, the new ones included."""
+    values: Tensor
 
 
 class PackedPass(PassCache):
@@ -152,20 +173,17 @@ class PackedPass(PassCache):
         self._merged = [i for i, (_, count) in enumerate(runs) if count > 1]
         self._new = {i: rows[first] for i, (first, _) in enumerate(runs) if not spans[i].cached}
         """Rows without slots, by span. Their first pass shows which layers there are."""
-        views, layers = [], ()
+        self._views: dict[int, list[Views]] = {}
+        """By layer, one for each span whose row has slots."""
         for i, (span, (first, count)) in enumerate(zip(spans, runs, strict=True)):
-            if i not in self._new:
-                state, end = rows[first].state, span.cached + span.width
-                layers = tuple(layer for slots in state for layer in slots.layers)
-                own = [
-                    slots.parts(span.cached, end, count)
-                    + slots.parts(self._firsts[slots.window][i], end, count)
-                    for slots in state
-                ]
-                views.append([tuple(chain(*kind)) for kind in zip(*own, strict=True)])
-        # By layer: where keys and values are written, and which keys and values are read, by span.
-        by_kind = [zip(*kind, strict=True) for kind in zip(*views, strict=True)]
-        self._views: dict[int, Any] = dict(zip(layers, zip(*by_kind, strict=True), strict=True))
+            if i in self._new:
+                continue
+            end = span.cached + span.width
+            for slots in rows[first].state:
+                written = slots.parts(span.cached, end, count)
+                read = slots.parts(self._firsts[slots.window][i], end, count)
+                for layer, *views in zip(slots.layers, *written, *read, strict=True):
+                    self._views.setdefault(layer, []).append(Views(*views))
 
     def first(self, layer_idx: int, span: int) -> int:
         """Position of the first key that a span reads in a layer."""
@@ -194,23 +212,19 @@ class PackedPass(PassCache):
         both = key_states, value_states
         alone = len(self._widths) == 1 and self._widths[0] == key_states.shape[2]
         new = [[s] if alone else self._split(s) for s in both]
-        views = self._views.get(layer_idx, ((), (), (), ()))
-        if self._new:
-            views = [list(kind) for kind in views]
-            for i, row in self._new.items():
-                kept = (self.columns, False)
-                keys, values = (
-                    allocate(t[i], (1, *t[i].shape), c) for t, c in zip(new, kept, strict=True)
-                )
-                row.state.append(Slots(window, (layer_idx,), keys, values, settled=False))
-                for kind, own in zip(views, (keys, values) * 2, strict=True):
-                    kind.insert(i, own[0])
+        views = [*self._views.get(layer_idx, ())]
+        for i, row in self._new.items():
+            own = allocate(new[0][i], (1, *new[0][i].shape), self.columns)
+            owned = allocate(new[1][i], (1, *new[1][i].shape), False)
+            row.state.append(Slots(window, (layer_idx,), own, owned, settled=False))
+            views.insert(i, Views(own[0], owned[0], own[0], owned[0]))
+        new_keys, new_values, keys, values = zip(*views, strict=True)
         for states in new:
             for i in self._merged:  # one position of each merged row
                 states[i] = states[i].transpose(0, 2)
-        torch._foreach_copy_([*views[0], *views[1]], [*new[0], *new[1]])
+        torch._foreach_copy_([*new_keys, *new_values], [*new[0], *new[1]])
         masks = self._masks_of(window, key_states.device)
-        packed = Packed(self._widths, masks, views[2], views[3], self._attend(layer_idx))
+        packed = Packed(self._widths, masks, keys, values, self._attend(layer_idx))
         self.given[layer_idx] = key_states.packed = packed  # type: ignore[attr-defined]
         return key_states, value_states
 
@@ -275,23 +289,15 @@ class PackedStore(KVStore):
     copies = True
     passes: ClassVar[type[PackedPass]] = PackedPass
 
-    def __init__(
-        self,
-        forward: Forward,
-        kinds: Sequence[str],
-        windows: Sequence[Window],
-        boundary: RopeBoundary | None,
-        blocks: Any,
-        context: int | None,
-    ) -> None:
-        """`kinds`: layer types for which the model makes masks."""
-        self._forward = forward
-        everything = EVERYTHING.to(forward.device)
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._forward = loaded.forward
+        everything, kinds = EVERYTHING.to(loaded.device), layer_windows(loaded.config)
+        # A model that makes masks by layer type takes one for each.
         self._mask = everything if len(kinds) == 1 else dict.fromkeys(kinds, everything)
-        self._windows = windows
-        self._boundary = boundary
-        self._blocks = blocks
-        self._context = context
+        self._windows = windows_by_layer(loaded.config)
+        self._boundary = rope_boundary(loaded.config)
+        self._blocks: Any = loaded.blocks
+        self._context = loaded.context_length
         self._rows: set[SequenceRow] = set()
 
     def open(self, row: SequenceRow) -> None:
@@ -304,12 +310,29 @@ class PackedStore(KVStore):
         row.state = None
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
+        """Run a pass, or several.
+
+        Raises UnsupportedError if decoder blocks with different windows were removed.
+        """
+        blocks, layers = self._blocks, len(self._windows)
+        if layers > 1 and blocks is not None and len(blocks) != layers:
+            raise UnsupportedError(
+                f"decoder blocks: {len(blocks)} now, {layers} when the model was loaded; attention "
+                "windows depend on a block's index, so load the model again"
+            )
+        spans = [
+            Span(row.cached, row.taken, draft) for row, draft in zip(rows, drafts, strict=True)
+        ]
+        self._reserve(rows, spans)
+        return self._passes(rows, spans)
+
+    def _passes(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> list[RowOutput]:
         """Run one pass for each group of rows with equal rotary angles."""
         if self._boundary is None:
-            return self._pass(rows, drafts)
+            return self._pass(rows, spans)
         found: dict[int, RowOutput] = {}
         for group in self._groups(rows, self._boundary):
-            outputs = self._pass([rows[i] for i in group], [drafts[i] for i in group])
+            outputs = self._pass([rows[i] for i in group], [spans[i] for i in group])
             found.update(zip(group, outputs, strict=True))
         return [found[i] for i in range(len(rows))]
 
@@ -406,11 +429,7 @@ class PackedStore(KVStore):
             groups.setdefault((beyond, place if alone else 0), []).append(place)
         return list(groups.values())
 
-    def _pass(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
-        spans = [
-            Span(row.cached, row.taken, draft) for row, draft in zip(rows, drafts, strict=True)
-        ]
-        self._reserve(rows, spans)
+    def _pass(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> list[RowOutput]:
         recorded = any(row.taps is not None for row in rows)
         cache = self.passes(rows, spans, self._windows, recorded)
         tokens, positions, needed = [], [], []
@@ -424,14 +443,13 @@ class PackedStore(KVStore):
         self._fill(tokens, positions, wanted)
         last = self._forward.logits_of(wanted, len(tokens))
         logits = self._forward([tokens], [positions], self._mask, cache, last, taps).logits[0]
-        outputs, picked = [], 0
-        for one in needed:
-            # The pass may return more logits than `wanted`.
-            begin = len(logits) - len(tokens) + one.start
-            if not isinstance(last, int):
-                begin, picked = picked, picked + len(one)
-            outputs.append(RowOutput(logits[begin : begin + len(one)]))
-        return outputs
+        # A number may have been answered with the logits of more positions than `wanted`.
+        given = range(len(tokens) - len(logits), len(tokens)) if isinstance(last, int) else wanted
+        begins = [bisect_left(given, one.start) for one in needed]
+        return [
+            RowOutput(logits[begin : begin + len(one)])
+            for begin, one in zip(begins, needed, strict=True)
+        ]
 
     def _fill(self, tokens: list[int], positions: list[int], wanted: list[int]) -> None:
         """Add tokens and positions that no row asked for. Here none; see `ExactStore`."""
@@ -451,10 +469,7 @@ class PackedStore(KVStore):
             if not row.cached:
                 row.state = []
             end = row.cached + span.width
-            full: dict[Any, list[Slots]] = {}
-            for slots in row.state:
-                if not slots.fits(end):
-                    full.setdefault(slots.kind, []).append(slots)
+            full = by_kind(slots for slots in row.state if not slots.fits(end))
             for kind, alike in full.items():
                 window, dropped, *_ = kind
                 if not row.rewinds:

@@ -15,7 +15,7 @@ from draftsmith.core.cost import CostCurve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps, ahead
-from draftsmith.errors import DrafterError, OptionError, PromptError, UnsupportedError
+from draftsmith.errors import DrafterError, OptionError, PromptError
 from draftsmith.model.exact.store import ExactStore
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.own_cache import NoStore, OwnCacheStore
@@ -24,7 +24,6 @@ from draftsmith.model.rope import rope_boundary
 from draftsmith.model.rows import KVStore, SequenceRow
 from draftsmith.model.static import WIDTHS, StaticStore
 from draftsmith.model.taps import RowTaps, check
-from draftsmith.model.windows import Window, layer_windows, windows_by_layer
 
 _CHUNK_CPU, _CHUNK_ACCELERATOR = 512, 2048
 _MOST_PENDING = 16
@@ -60,34 +59,9 @@ class Runner:
         on_cpu = loaded.device.type == "cpu"
         self.chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
         self._rewinds = rewinds
-        self._windows: tuple[Window, ...] = (None,)
-        """Window of each layer, or one entry for all. `(None,)` if the model masks by itself."""
-        self._store = self._make_store()
-        self._vocab_size = loaded.vocab_size
-
-    def _make_store(self) -> KVStore:
-        loaded, capabilities, forward = self.loaded, self._capabilities, self.loaded.forward
-        if capabilities.cache == "none":
-            return NoStore(forward)
-        if capabilities.cache != "packed":
-            options = capabilities.cache, capabilities.shape, loaded.blocks
-            return OwnCacheStore(forward, loaded.config, *options)
-        self._windows = windows_by_layer(loaded.config)
-        kinds = tuple(layer_windows(loaded.config))
-        rest = forward, kinds, self._windows, self._boundary, loaded.blocks, self._context
-        if loaded.exact is not None:
-            return ExactStore(loaded.exact, *rest)
-        if loaded.store == "static":
-            return StaticStore(loaded, *rest)
-        return PackedStore(*rest)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
-    @property
-    def shape(self) -> Shape:
-        return self._capabilities.shape
+        self._store = _store(loaded)
+        self.vocab_size = loaded.vocab_size
+        self.shape: Shape = loaded.capabilities.shape
 
     def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> SequenceRow:
         """Add a sequence; nothing is computed yet.
@@ -156,12 +130,6 @@ class Runner:
         chunk with a draft or of a row that does not split, and UnsupportedError if decoder blocks
         with different windows were removed.
         """
-        blocks, layers = self.loaded.blocks, len(self._windows)
-        if layers > 1 and blocks is not None and len(blocks) != layers:
-            raise UnsupportedError(
-                f"decoder blocks: {len(blocks)} now, {layers} when the model was loaded; attention "
-                "windows depend on a block's index, so load the model again"
-            )
         if self.shape == "plain" and any(drafts):
             raise DrafterError("this target decodes plainly (room is 0): pass an empty draft")
         if self.shape == "chain" and not all(draft.is_chain for draft in drafts):
@@ -201,7 +169,8 @@ class Runner:
                 row.taps.keep(row.cached, row.taken, path)
             kept = self._store.keep(row, path)
             row.pending.extend(emitted)
-            _count(row, kept)
+            row.ids.extend(row.pending[:kept])
+            del row.pending[:kept]
 
     @torch.inference_mode()
     def extend(self, row: SequenceRow, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
@@ -304,7 +273,11 @@ class Runner:
             row.ids, row.pending = [], row.ids + row.pending
 
 
-def _count(row: SequenceRow, computed: int) -> None:
-    """Move the first `computed` pending tokens to the cached ones."""
-    row.ids.extend(row.pending[:computed])
-    del row.pending[:computed]
+def _store(loaded: LoadedModel) -> KVStore:
+    if loaded.capabilities.cache == "none":
+        return NoStore(loaded)
+    if not loaded.capabilities.packed:
+        return OwnCacheStore(loaded)
+    if loaded.exact is not None:
+        return ExactStore(loaded, loaded.exact)
+    return StaticStore(loaded) if loaded.store == "static" else PackedStore(loaded)

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.core.draft import Draft
 from draftsmith.core.reading import summary, unpacked
 from draftsmith.core.target import Needs, RowOutput
 from draftsmith.model.attention import Packed
@@ -29,7 +28,7 @@ from draftsmith.model.fingerprint import state
 from draftsmith.model.graphs import MOST_PLACES, WIDEST
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import Span, ancestor_bits, visible_slots
-from draftsmith.model.packed import PackedStore, Slots
+from draftsmith.model.packed import PackedStore, Slots, by_kind
 from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.rope import rope_boundary
 from draftsmith.model.rows import SequenceRow
@@ -117,14 +116,6 @@ class Buffer:
         self.stale[place] = False
 
 
-def by_kind(parts: Sequence[Slots]) -> dict[Any, list[Slots]]:
-    """Group the slots of a row by what a pair of tensors can hold."""
-    found: dict[Any, list[Slots]] = {}
-    for part in parts:
-        found.setdefault(part.kind, []).append(part)
-    return found
-
-
 def kinds(parts: Sequence[Slots]) -> tuple[Any, ...]:
     """Return a key that is equal for rows that can use the same buffer."""
     return tuple(
@@ -162,8 +153,8 @@ class StaticStore(PackedStore):
     No layer drops positions that its window has left.
     """
 
-    def __init__(self, loaded: LoadedModel, *options: Any) -> None:
-        super().__init__(*options)
+    def __init__(self, loaded: LoadedModel) -> None:
+        super().__init__(loaded)
         self._model = loaded.model
         self._graphs = loaded.graphs
         self._places: dict[SequenceRow, tuple[Buffer, int]] = {}
@@ -176,28 +167,23 @@ class StaticStore(PackedStore):
         self._release(row)
         super().close(row)
 
-    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
+    def _passes(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> list[RowOutput]:
         """Run a pass of fixed shape for the rows of each buffer, and a packed one for the rest."""
-        spans = {
-            row: Span(row.cached, row.taken, draft) for row, draft in zip(rows, drafts, strict=True)
-        }
-        # First of all, because a row that moves takes only its committed positions along.
-        self._reserve(rows, list(spans.values()))
         groups: dict[Buffer, dict[SequenceRow, Span]] = {}
-        for row, span in spans.items():
+        for row, span in zip(rows, spans, strict=True):
             if self._has_shape(row, span):
                 groups.setdefault(self._places[row][0], {})[row] = span
         found: dict[SequenceRow, RowOutput] = {}
         for buffer, group in groups.items():
             found |= self._fixed(buffer, group)
-        rest = [(row, draft) for row, draft in zip(rows, drafts, strict=True) if row not in found]
-        for row, _ in rest:
+        rest = {row: span for row, span in zip(rows, spans, strict=True) if row not in found}
+        for row in rest:
             if row in self._places:
                 buffer, place = self._places[row]
                 buffer.stale[place] = True
         if rest:
-            packed = super().verify(*zip(*rest, strict=True))
-            found |= {row: output for (row, _), output in zip(rest, packed, strict=True)}
+            packed = super()._passes([*rest], [*rest.values()])
+            found |= zip(rest, packed, strict=True)
         return [found[row] for row in rows]
 
     def _has_shape(self, row: SequenceRow, span: Span) -> bool:

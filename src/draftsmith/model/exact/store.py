@@ -19,6 +19,7 @@ from draftsmith.core.target import RowOutput
 from draftsmith.model.attention import Form
 from draftsmith.model.exact.kernel import attend
 from draftsmith.model.exact.widths import Widths
+from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import Span
 from draftsmith.model.packed import PackedPass, PackedStore, Slots
 from draftsmith.model.rows import SequenceRow
@@ -90,8 +91,8 @@ class ExactStore(PackedStore):
 
     passes: ClassVar[type[PackedPass]] = ExactPass
 
-    def __init__(self, widths: Widths, *options: Any) -> None:
-        super().__init__(*options)
+    def __init__(self, loaded: LoadedModel, widths: Widths) -> None:
+        super().__init__(loaded)
         self._exact_widths = widths
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
