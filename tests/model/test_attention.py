@@ -117,7 +117,9 @@ def test_whoever_watches_changes_nothing_and_gets_the_totals(
     full = key.repeat_interleave(groups, dim=1).float()
     scores = (query.float() @ full.mT / 4).masked_fill(~visible, -torch.inf)
     torch.testing.assert_close(totals, scores.logsumexp(-1), rtol=0, atol=rounding(dtype, 16))
-    weights = attention_at({0: seen[0]}, [(0, 3), (0, 1)], queries - 1, torch.tensor([4, 0]), 11)
+    weights = attention_at(
+        {0: seen[0]}, [(0, 3), (0, 1)], queries - 1, torch.tensor([4, 0]), 11, 11
+    )
     expected = scores.softmax(-1)[0, [3, 1], -1][:, [4, 0]]
     # A weight is the exponent of a score less the total: what both are off by, relatively.
     torch.testing.assert_close(weights, expected, rtol=2 * rounding(dtype, 16), atol=0)
@@ -133,7 +135,7 @@ def test_without_totals_the_whole_row_is_taken() -> None:
             attend(query, key, key, mask, module=module)
     assert [one.totals for one in seen] == [None, None]
     everywhere = torch.arange(11)
-    weights = attention_at({0: seen[0]}, [(0, 2)], 4, everywhere, 11)
+    weights = attention_at({0: seen[0]}, [(0, 2)], 4, everywhere, 11, 11)
     torch.testing.assert_close(weights.sum(-1), torch.ones(1))
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,15 +16,11 @@ from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.registered import configurations, our_attention
 from draftsmith.model.rope import forget, growing
 
+if TYPE_CHECKING:
+    from draftsmith.model.taps import PassTaps
+
 _CACHE_NAMES = ("cache", "cache_params", "past_key_values")
 """Names of a model's cache in arguments and outputs. "cache" is used from transformers 5.24 on."""
-
-
-class Recorder(Protocol):
-    """Records a pass; see `taps.PassTaps`."""
-
-    def recording(self) -> AbstractContextManager[None]:
-        """Record as long as the context is open."""
 
 
 class Forward:
@@ -65,7 +60,7 @@ class Forward:
         mask: Tensor | dict[str, Tensor] | None,
         cache: Any,
         last: int | Sequence[int] | Tensor,
-        taps: Recorder | None = None,
+        taps: PassTaps | None = None,
     ) -> Any:
         """Return the output for tokens (B, Q), with logits of at least the `last` positions.
 
@@ -85,7 +80,7 @@ class Forward:
         mask: Tensor | dict[str, Tensor] | None,
         cache: Any,
         last: int | Sequence[int] | Tensor,
-        taps: Recorder | None = None,
+        taps: PassTaps | None = None,
     ) -> Any:
         """Return the output for tokens and positions (B, Q) on the model's device.
 

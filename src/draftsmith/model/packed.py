@@ -185,10 +185,6 @@ class PackedPass(PassCache):
                 for layer, *views in zip(slots.layers, *written, *read, strict=True):
                     self._views.setdefault(layer, []).append(Views(*views))
 
-    def first(self, layer_idx: int, span: int) -> int:
-        """Position of the first key that a span reads in a layer."""
-        return self._firsts[self._window(layer_idx)][span]
-
     def _window(self, layer_idx: int) -> Window:
         return self._windows[layer_idx if len(self._windows) > 1 else 0]
 
@@ -438,7 +434,7 @@ class PackedStore(KVStore):
             positions += span.positions
             own = 0 if row.is_chunk else 1 + len(span.draft)
             needed.append(range(len(tokens) - own, len(tokens)))
-        taps = self._record(rows, spans, cache) if recorded else None
+        taps = self._record(rows, spans) if recorded else None
         wanted = [i for one in needed for i in one] or [len(tokens) - 1]
         self._fill(tokens, positions, wanted)
         last = self._forward.logits_of(wanted, len(tokens))
@@ -454,13 +450,11 @@ class PackedStore(KVStore):
     def _fill(self, tokens: list[int], positions: list[int], wanted: list[int]) -> None:
         """Add tokens and positions that no row asked for. Here none; see `ExactStore`."""
 
-    def _record(
-        self, rows: Sequence[SequenceRow], spans: Sequence[Span], cache: PackedPass
-    ) -> PassTaps | None:
+    def _record(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> PassTaps | None:
         ends = accumulate((span.width for span in spans), initial=0)
         places = [Place(span=i, queries=slice(a, b)) for i, (a, b) in enumerate(pairwise(ends))]
         chunks = {i for i, row in enumerate(rows) if row.is_chunk}
-        return record([row.taps for row in rows], self._blocks, places, chunks, cache.first)
+        return record([row.taps for row in rows], self._blocks, places, chunks)
 
     def _reserve(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> None:
         """Make room for the new positions; rows that grow alike share a new buffer."""

@@ -32,8 +32,6 @@ class Seen:
     """(H,)"""
     totals: Tensor | None = None
     """(1, H, Q) logarithms of the sums of exponents, if the kernel returned them."""
-    first: int = 0
-    """Position of the first key. Earlier positions have no weight."""
 
     def last(self) -> Seen:
         """Copy the last query alone, to free the others."""
@@ -48,7 +46,7 @@ class Seen:
     def kind(self) -> Hashable:
         """Equal for layers with weights that can be computed together."""
         shape = self.query.shape[3], self.scale, self.softcap
-        return *shape, id(self.mask), self.first, self.query.shape[2], self.key.device
+        return *shape, id(self.mask), self.key.shape[2], self.query.shape[2], self.key.device
 
     @property
     def groups(self) -> int:
@@ -70,15 +68,17 @@ class Seen:
 
 
 def attention_at(
-    seen: Mapping[int, Seen], heads: Heads, query: int, slots: Tensor, end: int
+    seen: Mapping[int, Seen], heads: Heads, query: int, slots: Tensor, end: int, length: int
 ) -> Tensor:
     """Return (heads, |slots|) float32 weights of one query over the first `end` slots.
 
-    Reads only the keys in `slots` if the sums of exponents are known, else all keys.
+    `length` counts the positions up to the last key. A layer that holds fewer keys has dropped the
+    first positions, which have no weight. Reads only the keys in `slots` if the sums of exponents
+    are known, else all keys.
     """
     if all(seen[layer].totals is not None for layer, _ in heads):
-        return (_scores(seen, heads, query, slots) - _totals(seen, heads, query)).exp_()
-    scores = _scores(seen, heads, query, slice(end))
+        return (_scores(seen, heads, query, slots, length) - _totals(seen, heads, query)).exp_()
+    scores = _scores(seen, heads, query, slice(end), length)
     sinks = [seen[layer].sinks for layer, _ in heads]
     if any(sink is not None for sink in sinks):
         columns = [
@@ -100,7 +100,9 @@ def _totals(seen: Mapping[int, Seen], heads: Heads, query: int) -> Tensor:
     return torch.cat(lines)[[begins[layer] + head for layer, head in heads], None]
 
 
-def _scores(seen: Mapping[int, Seen], heads: Heads, query: int, slots: slice | Tensor) -> Tensor:
+def _scores(
+    seen: Mapping[int, Seen], heads: Heads, query: int, slots: slice | Tensor, length: int
+) -> Tensor:
     """(heads, slots) float32 scores of one query, masked, on the device of the first layer."""
     places: dict[int, list[int]] = {}
     for place, (layer, _) in enumerate(heads):
@@ -111,7 +113,7 @@ def _scores(seen: Mapping[int, Seen], heads: Heads, query: int, slots: slice | T
     found = []
     for layers in alike.values():
         one = seen[layers[0]]
-        first = one.first
+        first = length - one.key.shape[2]
         own = _behind(slots, first)
         chosen = [(seen[layer], [heads[place][1] for place in places[layer]]) for layer in layers]
         scores = _products(chosen, query, own).float() * one.scale

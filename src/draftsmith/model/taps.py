@@ -10,9 +10,9 @@ Shapes: `B` rows and `Q` positions of a pass, `S` key slots, `H` heads, `K` key 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -90,13 +90,8 @@ class PassTaps:
         needs: Sequence[Needs],
         blocks: ModuleList,
         chunks: Container[int] = (),
-        first: Callable[[int, int], int] | None = None,
     ) -> None:
-        """Make a recorder.
-
-        `chunks`: spans of which only the last position's attention is needed. `first`: (layer,
-        span) → position of the span's first key; None: 0.
-        """
+        """`chunks`: spans of which only the last position's attention is needed."""
         self.hidden: dict[int, Tensor] = {}
         """Layer, from 1 → (B, Q, D)."""
         self.seen: dict[int, dict[int, Seen]] = {}
@@ -105,7 +100,6 @@ class PassTaps:
         """Layers that are recorded, from 1."""
         self._blocks = blocks
         self._chunks = chunks
-        self._first = first
         self._attention_layers = {layer for n in needs for layer, _ in n.attention_heads}
 
     @contextmanager
@@ -151,8 +145,6 @@ class PassTaps:
         return keep
 
     def _look(self, layer: int, seen: Seen, span: int = 0) -> None:
-        if self._first is not None:
-            seen = replace(seen, first=self._first(layer, span))
         own = self.seen.setdefault(span, {})
         own[layer] = seen.last() if span in self._chunks else seen
 
@@ -189,13 +181,15 @@ class RowTaps:
             outputs = [taps.hidden[layer][0, place.queries] for layer in self.needs.hidden_layers]
             self._append(outputs, start, picked)
         if self.needs.attention_heads:
-            self._attend(taps.seen[place.span], start, picked)
+            length = start + place.queries.stop - place.queries.start
+            self._attend(taps.seen[place.span], start, picked, length)
 
-    def _attend(self, seen: dict[int, Seen], start: int, picked: list[int]) -> None:
-        """Prepare the attention weights of the last picked position."""
+    def _attend(self, seen: dict[int, Seen], start: int, picked: list[int], length: int) -> None:
+        """Prepare the attention weights of the last picked position of a span up to `length`."""
         self._attended = start + len(picked)
         query, heads = picked[-1], self.needs.attention_heads
-        weights = partial(attention_at, seen, heads, query, end=start + query + 1)
+        end = start + query + 1
+        weights = partial(attention_at, seen, heads, query, end=end, length=length)
         self._attention = weights
         # The store is about to move these keys, so compute all weights now.
         if not _in_place(picked):
@@ -261,13 +255,12 @@ def record(
     blocks: Any,
     places: Sequence[Place],
     chunks: Container[int],
-    first: Callable[[int, int], int] | None = None,
 ) -> PassTaps | None:
     """Return the recorder of a pass over these rows; None if none of them has needs."""
     asking = [(row, place) for row, place in zip(rows, places, strict=True) if row is not None]
     if not asking:
         return None
-    taps = PassTaps([row.needs for row, _ in asking], blocks, chunks, first)
+    taps = PassTaps([row.needs for row, _ in asking], blocks, chunks)
     for row, place in asking:
         row.pass_taps = taps, place
     return taps
