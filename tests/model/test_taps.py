@@ -17,7 +17,7 @@ from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
-from replica import accept, check_cache, contents, loaded, random_draft
+from replica import accept, check_cache, check_logits, contents, loaded, random_draft
 
 TOLERANCE = 1e-5
 HEADS = ((0, 1), (1, 0), (1, 3), (0, 0))
@@ -132,18 +132,20 @@ def test_ragged_rows(name: str, rewinds: bool) -> None:
     check_taps(model, runner, rows[1], ids[2], needs[2])
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "lfm2", "bloom"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral", "gemma3_text", "bloom", "lfm2", "mamba2", "mamba"]
+)
 def test_a_changed_conversation(name: str) -> None:
-    """After `extend` taps fit the new ids, whatever was recorded before."""
+    """After `extend`, logits, cache and taps are those of the new ids."""
     model = loaded(name)
-    if model.capabilities.shape == "plain":
-        pytest.skip("; ".join(model.capabilities.reasons))
-    runner, ids, needs = Runner(model), prompt(20), needs_for(name)
+    needs = Needs() if model.capabilities.shape == "plain" else needs_for(name)
+    runner, ids = Runner(model), prompt(20)
     row = runner.open(ids)  # the first turn had another drafter: nothing was recorded
     runner.prefill(row)
     runner.forward([row], [EMPTY])
     runner.commit([row], [[]], [[7]])
     assert runner.taps(row).hidden is None
+    cuts = model.capabilities.cache in ("packed", "own")
     for new in (
         [*ids, 7, 8, 9],  # a continuation
         [*ids[:10], 50, 51],  # another branch
@@ -152,14 +154,15 @@ def test_a_changed_conversation(name: str) -> None:
         prompt(8, seed=9),  # nothing in common
     ):
         kept = runner.extend(row, new, needs)
-        assert kept <= len(new) - 1
+        assert kept == row.cached <= len(new) - 1
+        assert row.ids == new[:kept] or not cuts
         runner.prefill(row)
-        check_taps(model, runner, row, new, needs)
-        runner.forward([row], [EMPTY])
+        check_logits(model.model, new, EMPTY, runner.forward([row], [EMPTY])[0].logits)
         runner.commit([row], [[]], [[5]])
+        check_cache(runner, row, [*new, 5])
         check_taps(model, runner, row, [*new, 5], needs)
     reused = runner.extend(row, [*new, 5, 6], needs)
-    assert reused == (len(new) if model.capabilities.cache in ("packed", "own") else row.cached)
+    assert reused == (len(new) if cuts else row.cached)
     assert runner.extend(row, [*new, 5, 6, 7]) >= 0  # and one without needs keeps what there is
     assert row.taps is None
 
