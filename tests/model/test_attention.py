@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.attention import Packed, packed_attention, watch
@@ -123,20 +122,6 @@ def test_whoever_watches_changes_nothing_and_gets_the_totals(
     expected = scores.softmax(-1)[0, [3, 1], -1][:, [4, 0]]
     # A weight is the exponent of a score less the total: what both are off by, relatively.
     torch.testing.assert_close(weights, expected, rtol=2 * rounding(dtype, 16), atol=0)
-
-
-def test_without_totals_the_whole_row_is_taken() -> None:
-    query, key, value = tensors(4, 2, 5, 11)
-    seen: list[Seen] = []
-    module, mask = torch.nn.Identity(), _ordered(5, 11, None)
-    with torch.inference_mode(), watch({module: 0}, lambda _, one: seen.append(one)):
-        attend(query, key, value, mask, module=module)  # values narrower than keys
-        with sdpa_kernel(SDPBackend.MATH):
-            attend(query, key, key, mask, module=module)
-    assert [one.totals for one in seen] == [None, None]
-    everywhere = torch.arange(11)
-    weights = attention_at({0: seen[0]}, [(0, 2)], 4, everywhere, 11, 11)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(1))
 
 
 @pytest.mark.parametrize("options", [{"position_bias": torch.zeros(1)}, {"dropout": 0.1}])

@@ -6,7 +6,6 @@ import gc
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -17,14 +16,8 @@ from architectures import build, prompt
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.packed import PackedPass
 from draftsmith.model.runner import Runner
-from replica import (
-    accept,
-    check_step,
-    loaded,
-    random_draft,
-)
+from replica import accept, check_step, loaded, random_draft
 
 
 def packing(name: str) -> LoadedModel:
@@ -75,44 +68,20 @@ def test_the_head_projects_only_what_is_needed(picks: bool) -> None:
         torch.testing.assert_close(one.logits, other.logits, rtol=0, atol=1e-5)
 
 
-def spans(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """Widths of the spans of every pass."""
-    seen: list[list[int]] = []
-    own = PackedPass.__init__
-
-    def init(self: Any, *args: Any, **options: Any) -> None:
-        own(self, *args, **options)
-        seen.append(self._widths)
-
-    monkeypatch.setattr(PackedPass, "__init__", init)
-    return seen
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma2", "gpt_oss"])
-def test_rows_of_equal_length_are_attended_to_together(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As long as they are; and each is as it is alone."""
-    model = packing(name)
-    runner, rng = Runner(model), random.Random(name)
+def test_rows_of_equal_length_are_as_they_are_alone(name: str) -> None:
+    """While they share buffers and calls of attention, and after some have left."""
+    runner, rng = Runner(packing(name)), random.Random(name)
     ids = {i: prompt(20, seed=i) for i in range(10)}
     rows = {i: runner.open(own) for i, own in ids.items()}
     for row in rows.values():
         runner.prefill(row)
-    seen = spans(monkeypatch)
     nothing = dict.fromkeys(rows, EMPTY)
-    for expected in ([8, 2], [8, 2]):
-        check_step(runner, rng, rows, ids, nothing)
-        assert seen.pop(0) == expected
-        seen.clear()  # those of what it was compared with
-    check_step(runner, rng, rows, ids, nothing | {3: Draft.chain([5], "test")})
-    assert seen.pop(0) == [3, 2, 4, 2]
+    for drafts in (nothing, nothing, nothing | {3: Draft.chain([5], "test")}):
+        check_step(runner, rng, rows, ids, drafts)
     runner.close(rows.pop(5))
     del ids[5], nothing[5]
-    seen.clear()
     check_step(runner, rng, rows, ids, nothing)
-    assert 5 in accumulate(seen[0]), "between rows 4 and 6 there is a gap now"
-    assert sum(seen[0]) == 9
 
 
 # --- memory ---------------------------------------------------------------------------------------
