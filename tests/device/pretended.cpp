@@ -42,7 +42,6 @@ using c10::TensorImpl;
 constexpr auto KIND = c10::DeviceType::PrivateUse1;
 constexpr DeviceIndex COUNT = 2;
 const auto BELOW_AUTOGRAD = c10::autograd_dispatch_keyset | DispatchKeySet(DispatchKey::ADInplaceOrView);
-constexpr unsigned char POISON = 0xA5;  // what a late copy leaves in host memory until a wait
 
 thread_local DeviceIndex current = 0;
 
@@ -72,11 +71,7 @@ struct Upload {  // from the host
   caffe2::TypeMeta dtype;
   at::Tensor before;  // what it held
 };
-struct Download {  // to the host
-  at::Tensor to, value;
-};
 std::vector<Upload> uploads;
-std::vector<Download> downloads;
 int64_t uploads_ever = 0;
 
 at::Tensor host_tensor(c10::Storage storage, caffe2::TypeMeta dtype, c10::IntArrayRef sizes,
@@ -121,14 +116,10 @@ void check_uploads() {
 void wait(const char* what) {
   TORCH_CHECK(!rules.capturing, "operation not permitted when stream is capturing: ", what);
   check_uploads();
-  std::vector<Download> arrived;
   {
     std::lock_guard<std::mutex> lock(mutex);
     uploads.clear();
-    arrived.swap(downloads);
   }
-  c10::impl::ExcludeDispatchKeyGuard below(BELOW_AUTOGRAD);
-  for (auto& one : arrived) one.to.copy_(one.value);
   if (rules.counting && on_wait.load() != nullptr) on_wait.load()(what);
 }
 
@@ -216,7 +207,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   bool isStreamCapturing(const c10::Stream&) const override { return rules.capturing; }
   bool queryStream(const c10::Stream&) const override {
     std::lock_guard<std::mutex> lock(mutex);
-    return uploads.empty() && downloads.empty();
+    return uploads.empty();
   }
   void synchronizeStream(const c10::Stream&) const override { wait("synchronize"); }
   void synchronizeDevice(const DeviceIndex) const override { wait("synchronize"); }
@@ -506,16 +497,8 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
     return to;
   }
   count("copy to the host");
-  if (non_blocking && (free || rules.late)) {
-    if (rules.late && to.is_non_overlapping_and_dense() && to.numel() > 0) {
-      std::memset(to.data_ptr(), POISON, to.nbytes());
-      std::lock_guard<std::mutex> lock(mutex);
-      downloads.push_back({to, source.clone()});
-      return to;
-    }
-  } else {
-    wait("copy to the host");
-  }
+  TORCH_CHECK(!non_blocking || !rules.late, "a copy to the host must wait: until then its memory holds garbage");
+  wait("copy to the host");
   target.copy_(source);
   return to;
 }
@@ -611,7 +594,6 @@ void pretended_rule(const char* name, bool on) {
   if (rule == "late") {
     rules.late = on;
     uploads.clear();
-    downloads.clear();
     violations.clear();
     uploads_ever = 0;
   }

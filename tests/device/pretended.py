@@ -228,9 +228,8 @@ def counted(hear: Callable[[str], None] = lambda _: None) -> Iterator[Seen]:
 def late_copies() -> Iterator[None]:
     """Let copies that do not block happen at the next wait, and hold their sources to it.
 
-    A copy to the host leaves garbage there until then. Host memory that was released or overwritten
-    before then raises in the operation that follows, and AssertionError at the end, where somebody
-    caught that.
+    Host memory that was released or overwritten before then raises in the operation that follows,
+    and AssertionError at the end, where somebody caught that. A copy to the host must wait.
     """
     lines: list[str] = []
     listener = TOLD(lambda _what: lines.append(_line()))

@@ -17,7 +17,7 @@ from test_waits import ARMS, LONG, PROMPTS, SHORT, engine, per_pass
 
 from architectures import TREES, build
 from draftsmith.engine.engine import Engine
-from draftsmith.model import graphs, static
+from draftsmith.model import graphs
 from draftsmith.model.probe import with_store
 
 
@@ -73,19 +73,6 @@ def test_nothing_waits_while_a_pass_is_captured(
         assert not answer.notices
         prompts = 1 if sampling is GREEDY else 0  # the first pass of a prompt has no fixed shape
         assert len(captured) == answer.stats.passes - prompts
-
-
-@pytest.mark.usefixtures("simulated")
-def test_experts_that_the_host_looks_for_cannot_be_captured(
-    device: str, captured: list[int]
-) -> None:
-    model = build("mixtral")
-    if not hasattr(model, "set_experts_implementation"):
-        pytest.skip("this transformers has one implementation of experts")
-    model.set_experts_implementation("eager")
-    found = Engine(on(device, model), store="static").model
-    assert "when stream is capturing" in found.capabilities.reasons[-1]
-    assert captured == []
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "mixtral"])
@@ -168,32 +155,6 @@ def test_kernels_of_a_pass_are_bounded(
         captured.clear()
         found.generate(ids, max_new_tokens=LONG, **ARMS[arm])
         assert max(captured) <= 60 + 38 * layers, (layers, max(captured))
-
-
-@pytest.mark.usefixtures("simulated")
-def test_shapes_of_a_pass_depend_on_width_and_capacity_alone(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Equal kernels in equal numbers, wherever the rows are and whatever is drafted."""
-    found = fixed(engine(device, 2))
-    seen: dict[tuple[int, int, int], set[str]] = {}
-    own = static.StaticStore._compute
-
-    def compute(self: Any, buffer: Any, places: int, width: int, *layers: Any) -> Any:
-        with pretended.counted() as counted:
-            made = own(self, buffer, places, width, *layers)
-        key = places, width, buffer.capacity
-        seen.setdefault(key, set()).add(str(sorted(counted.kernels.items())))
-        return made
-
-    monkeypatch.setattr(static.StaticStore, "_compute", compute)
-    monkeypatch.setattr(static, "LEAST_SLOTS", 32)
-    for drafter in ("none", "auto", "copyspec(gamma=2)"):
-        found.generate(IDS, drafter=drafter, budget=8, max_new_tokens=LONG)
-        found.generate(PROMPTS, drafter=drafter, budget=8, max_new_tokens=LONG)
-    assert {places for places, *_ in seen} == {1, 2, 4, 8}
-    assert len(seen) > 12
-    assert all(len(kinds) == 1 for kinds in seen.values())
 
 
 @pytest.mark.skipif(not REAL.startswith("cuda"), reason="needs DRAFTSMITH_TEST_DEVICE=cuda:0")

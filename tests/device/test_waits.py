@@ -13,7 +13,6 @@ from both import IDS, on
 from architectures import build, prompt
 from draftsmith.engine import scheduler
 from draftsmith.engine.engine import Engine
-from draftsmith.model import attention
 
 PROMPTS = [prompt(20 + 3 * i, i) for i in range(8)]
 SHORT, LONG = 8, 40
@@ -64,21 +63,16 @@ def test_a_greedy_pass_waits_once(device: str, arm: str, rows: int) -> None:
     *((name, {"drafter": "copyspec(gamma=2)", "budget": 4}, 1)
       for name in ("gemma3_text", "gpt2", "phi3")),
     ("llama", {"drafter": "none", "temperature": 0.8, "top_k": 40, "seed": 1}, 2),
+    ("banned ids", ARMS["a drafted tree"], 1),
 ])  # fmt: skip
 def test_other_passes(device: str, name: str, options: dict[str, Any], each: int) -> None:
     """Architectures without experts, for which transformers waits itself; and a sample, which is
     drawn on the device, and which the host follows."""
-    found = Engine.from_pretrained(on(device, build(name, eos_token_id=None)))
-    passes, waits = per_pass(found, IDS, **options)
+    model = build("llama" if name == "banned ids" else name, eos_token_id=None)
+    if name == "banned ids":
+        model.generation_config.suppress_tokens = [7, 9]
+    passes, waits = per_pass(Engine.from_pretrained(on(device, model)), IDS, **options)
     assert waits.total() == each * passes
-
-
-def test_banned_ids_wait_no_longer(device: str) -> None:
-    model = build("llama", eos_token_id=None)
-    model.generation_config.suppress_tokens = [7, 9]
-    found = Engine.from_pretrained(on(device, model))
-    passes, waits = per_pass(found, PROMPTS, **ARMS["a drafted tree"])
-    assert waits.total() == passes
 
 
 # ------------------------------------------------------------------------------------- kernels
@@ -148,23 +142,3 @@ def test_rows_of_equal_length_are_read_together(device: str, passes: list[Pass])
         counts.append(min(kernels for *_, kernels in passes))
     assert counts[1] == counts[2]
     assert counts[2] - counts[0] <= 1 + 4
-
-
-def test_masks_are_aligned_on_a_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA's memory-efficient attention would pad any other mask in every layer."""
-    strides, compute = list[tuple[int, ...]](), attention.scaled_dot_product_attention
-
-    def looked(*given: Any, **options: Any) -> Any:
-        if (mask := options.get("attn_mask")) is not None:
-            strides.append(mask.stride())
-        return compute(*given, **options)
-
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", looked)
-    model = build("llama", eos_token_id=None)
-    for place, aligned in (("cpu", False), (device, True)):
-        strides.clear()
-        found = Engine.from_pretrained(on(place, model))
-        found.generate(PROMPTS, max_new_tokens=LONG, **ARMS["a drafted tree"])
-        assert strides
-        assert {last for *_, last in strides} == {1}
-        assert all(size % 8 == 0 for one in strides for size in one[:-1]) == aligned

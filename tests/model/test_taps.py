@@ -157,6 +157,7 @@ def test_a_changed_conversation(name: str) -> None:
         assert kept == row.cached <= len(new) - 1
         assert row.ids == new[:kept] or not cuts
         runner.prefill(row)
+        check_taps(model, runner, row, new, needs)
         check_logits(model.model, new, EMPTY, runner.forward([row], [EMPTY])[0].logits)
         runner.commit([row], [[]], [[5]])
         check_cache(runner, row, [*new, 5])
