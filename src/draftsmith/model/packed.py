@@ -51,8 +51,6 @@ class Slots:
     """Index of this row among the R."""
     dropped: int = 0
     """Positions at the beginning that are no longer stored."""
-    settled: bool = True
-    """Whether this buffer holds all layers of its kind. False after a row's first pass."""
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -62,7 +60,7 @@ class Slots:
 
     def fits(self, length: int) -> bool:
         """Whether there are slots for `length` positions."""
-        return self.settled and length - self.dropped <= self.keys.shape[3]
+        return length - self.dropped <= self.keys.shape[3]
 
     def parts(self, start: int, end: int, rows: int = 1) -> tuple[Sequence[Tensor], ...]:
         """Return keys (rows, K, end - start, D) and values of these positions, by layer, as views.
@@ -212,7 +210,7 @@ class PackedPass(PassCache):
         for i, row in self._new.items():
             own = allocate(new[0][i], (1, *new[0][i].shape), self.columns)
             owned = allocate(new[1][i], (1, *new[1][i].shape), False)
-            row.state.append(Slots(window, (layer_idx,), own, owned, settled=False))
+            row.state.append(Slots(window, (layer_idx,), own, owned))
             views.insert(i, Views(own[0], owned[0], own[0], owned[0]))
         new_keys, new_values, keys, values = zip(*views, strict=True)
         for states in new:
