@@ -33,7 +33,7 @@ def loaded(name: str, attention: str | None = None) -> LoadedModel:
 def contents(runner: Any, row: Any) -> list[tuple[Tensor, Tensor]]:
     """Keys and values (K, n, D) of a row, one pair per layer: of its last n positions."""
     if runner.loaded.capabilities.packed:
-        found: list[tuple[Tensor, Tensor]] = runner._store.contents(row)
+        found: list[tuple[Tensor, Tensor]] = runner.store.contents(row)
         return found
     both = ((layer.keys[0], layer.values[0]) for layer in row.state.layers)
     # What was not committed is there until the next pass.

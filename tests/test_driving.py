@@ -85,7 +85,7 @@ assert [one.tokens for one in engine.generate(prompts, **options)] == alone
 assert torch.equal(model.generate(given, **options), whole)
 assert not (engine.resources.admitted or accelerated.resources.admitted)
 kept = engine.resources.prefixes
-assert len(kept.runner._store._rows) == len(kept)
+assert len(kept.runner.store._rows) == len(kept)
 """
 
 
@@ -214,4 +214,4 @@ def test_streams_that_are_collected_amid_a_pass_free_their_rows(engine: Engine) 
     assert engine.generate("hello world", processors=[collects], **OPTIONS).tokens == whole
     assert not engine.resources.admitted
     memory: Any = engine.resources.prefixes.runner
-    assert len(memory._store._rows) == len(engine.resources.prefixes)
+    assert len(memory.store._rows) == len(engine.resources.prefixes)

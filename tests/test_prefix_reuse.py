@@ -91,7 +91,7 @@ def test_e10_kept_prompts_count_as_memory(name: str) -> None:
     engine = engine_of(name)
     engine.generate(prompt(200), max_new_tokens=40)
     (kept,) = engine.resources.prefixes._kept
-    held = engine.resources.prefixes.runner.mark_bytes(kept.row)
+    held = engine.resources.prefixes.runner.store.mark_bytes(kept.row)
     assert held > 0
     assert kept.bytes >= held + engine.resources.prefixes.runner.row_bytes(kept.row.cached, False)
 

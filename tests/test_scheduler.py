@@ -309,7 +309,7 @@ def test_who_fails_fails_alone(how: str) -> None:
         if how != "nan":
             assert broken.error is error
             assert result.tokens == alone[2][:count]
-    rows = engine.resources.prefixes.runner._store._rows  # type: ignore[attr-defined]
+    rows = engine.resources.prefixes.runner.store._rows  # type: ignore[attr-defined]
     assert len(rows) == len(engine.resources.prefixes)
 
 
@@ -423,7 +423,7 @@ def test_a_row_that_cannot_be_kept_is_nobodys_error(monkeypatch: pytest.MonkeyPa
         assert any("no room for a buffer of its own" in said for said in result.notices)
     assert len(closed) == 3
     assert not engine.resources.prefixes
-    assert not runner._store._rows
+    assert not runner.store._rows
 
 
 def test_no_row_leaks() -> None:
@@ -447,7 +447,7 @@ def test_no_row_leaks() -> None:
         if number % 7 == 0 and running:
             scheduler.abort(rng.choice(running))
     scheduler.serve([])
-    memory: Any = scheduler.runner._store
+    memory: Any = scheduler.runner.store
     kept = engine.resources.prefixes._kept
     assert memory._rows == {one.row for one in kept}
     assert len(kept) == len(engine.resources.prefixes) <= 8
@@ -576,7 +576,7 @@ def test_memory_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def held() -> int:
         runner: Any = scheduler.runner
         if model.capabilities.packed:
-            return int(runner._store.held())
+            return int(runner.store.held())
         rows = [sequence.row for sequence in scheduler.running if sequence.row]
         rows += [kept.row for kept in engine.resources.prefixes._kept]
         pairs = [pair for row in rows if row.cached for pair in contents(runner, row)]
@@ -623,7 +623,7 @@ def test_a_row_is_counted_as_large_as_it_is(name: str, later: torch.dtype) -> No
     if not engine.model.capabilities.packed:
         pairs = [(one.keys, one.values) for one in row.state.layers if hasattr(one, "keys")]
     else:
-        pairs = scheduler.runner._store.contents(row)  # type: ignore[attr-defined]
+        pairs = scheduler.runner.store.contents(row)  # type: ignore[attr-defined]
     held = sum(tensor.nbytes for pair in pairs for tensor in pair if tensor is not None)
     assert engine.model.row_bytes(row.cached) == held
 
@@ -681,14 +681,14 @@ def test_recordings_and_draft_models_are_counted() -> None:
     bound: Any = engine.drafter
     counted = need([job_of(engine, ids, max_new_tokens=100)], engine.resources.prefixes.runner)
     assert counted.drafter >= 2 * model.row_bytes(380)
-    assert 0 < 2 * bound.runner._store.held() <= counted.drafter
+    assert 0 < 2 * bound.runner.store.held() <= counted.drafter
 
 
 def test_what_an_engine_keeps_is_bounded_by_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:
     model = loaded("llama")
     monkeypatch.setattr(engine_memory, "free_bytes", lambda _: 4 * model.row_bytes(1000))
     engine = engine_of("llama", prefixes=1000)
-    memory: Any = engine.resources.prefixes.runner._store
+    memory: Any = engine.resources.prefixes.runner.store
     for n in range(20):
         engine.generate(prompt(300, n), max_new_tokens=2)
         assert memory.held() <= 3 * model.row_bytes(1000)

@@ -51,7 +51,7 @@ def test_a_draft_models_cache_shrinks_after_a_peak() -> None:
     engine = Engine.from_pretrained(
         tiny.model(), tokenizer=tiny.tokenizer(), drafter=drafter, budget="drafter", max_batch=8
     )
-    memory = engine.drafter.runner._store  # type: ignore[attr-defined]
+    memory = engine.drafter.runner.store  # type: ignore[attr-defined]
     engine.generate([PROMPTS[0] * 10] * 8, max_new_tokens=4)
     peak = memory.held()
     for _ in range(3):

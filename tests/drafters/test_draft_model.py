@@ -110,7 +110,7 @@ def test_reproducible_answers_do_not_depend_on_the_drafter() -> None:
 def test_rows_of_the_cache_are_given_back() -> None:
     serving = engine(drafters()["tli"])
     bound: Any = serving.drafter
-    rows = bound.runner._store._rows
+    rows = bound.runner.store._rows
     serving.generate(TEXTS, max_new_tokens=8)
     stream = serving.stream("the", max_new_tokens=50)
     for _ in range(5):
@@ -326,7 +326,7 @@ def test_text_needs_no_quotes(typed: str, model: str) -> None:
 
 
 def contents(runner: Any, row: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    found: list[tuple[torch.Tensor, torch.Tensor]] = runner._store.contents(row)
+    found: list[tuple[torch.Tensor, torch.Tensor]] = runner.store.contents(row)
     return found
 
 

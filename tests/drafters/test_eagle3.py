@@ -136,7 +136,7 @@ def test_its_keys_are_those_of_a_fresh_head(folder: str) -> None:
                     fresh = runner.open(list(ctx.ids[1:]))
                     self.inner.head.feed(ctx.hidden)
                     runner.prefill(fresh)
-                pairs = (runner._store.contents(row) for row in (state.entries.row, fresh))
+                pairs = (runner.store.contents(row) for row in (state.entries.row, fresh))
                 for ours, wanted in zip(*pairs, strict=True):
                     torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
                 runner.close(fresh)

@@ -118,7 +118,7 @@ def test_rows_that_come_and_go(
     assert sum(one.replays for one in made) == len(shapes) > 40
     for row in rows.values():
         runner.close(row)
-    assert not runner._store._places  # type: ignore[attr-defined]
+    assert not runner.store._places  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3n_text"])
@@ -256,7 +256,7 @@ def test_graphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         runner.forward([row], [Draft.chain(prompt(nodes), "test") if nodes else EMPTY])
         runner.commit([row], [()], [[5]])
         counts.append(len(made))
-        assert model.graphs.count(runner._store._places[row][0]) <= 2  # type: ignore[attr-defined]
+        assert model.graphs.count(runner.store._places[row][0]) <= 2  # type: ignore[attr-defined]
     assert counts == [1, 2, 2, 3, 3, 4], "the least recently used one is dropped"
 
 

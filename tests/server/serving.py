@@ -299,7 +299,7 @@ def rows(api: Api) -> int:
     """Rows that somebody uses."""
     runner = api.engine.resources.prefixes.runner
     kept = len(api.engine.resources.prefixes)
-    return len(runner._store._rows) - kept  # type: ignore[attr-defined]
+    return len(runner.store._rows) - kept  # type: ignore[attr-defined]
 
 
 def idle(api: Api) -> bool:

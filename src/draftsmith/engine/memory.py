@@ -53,7 +53,7 @@ def need(sequences: Sequence[TextSequence], runner: Runner, kept: Sequence[int] 
     for sequence in sequences:
         sequence.need = sequence.need or _alone(sequence, runner)
     rows, *others = zip(*(sequence.need for sequence in sequences), strict=True)
-    return Need(runner.bytes_for(rows, kept), *map(sum, others))
+    return Need(runner.store.bytes_for(rows, kept), *map(sum, others))
 
 
 def _alone(sequence: TextSequence, runner: Runner) -> Need:

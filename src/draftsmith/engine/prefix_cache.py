@@ -70,13 +70,13 @@ class PrefixCache:
             return
         for old in [old for old in self._kept if old.key[0] != sequence.key[0]]:
             self.drop(old)  # the weights have changed
-        runner, key = self.runner, sequence.key
+        runner, store, key = self.runner, self.runner.store, sequence.key
         candidates: list[tuple[Any, Kept | None]] = [
             (kept.row, kept) for kept in self._kept if kept.key == key
         ]
-        if runner.copies:
+        if store.copies:
             candidates += [(other.row, None) for other in sequences if other.key == key]
-        reached = [runner.reach(row, common_tokens(row.ids, sequence)) for row, _ in candidates]
+        reached = [store.reach(row, common_tokens(row.ids, sequence)) for row, _ in candidates]
         common = max(reached, default=0)
         if common < LEAST:
             if any(kept and common_tokens(row.ids, sequence) >= LEAST for row, kept in candidates):
@@ -126,7 +126,7 @@ class PrefixCache:
 
     def coming(self, sequence: TextSequence, waiting: Sequence[TextSequence]) -> bool:
         """Whether an earlier sequence is computing the beginning of this one, so it can wait."""
-        sharing = self.most and self.runner.copies and not sequence.needs.attention_heads
+        sharing = self.most and self.runner.store.copies and not sequence.needs.attention_heads
         if not sharing or sequence not in waiting:
             return False
         earlier = [j for j in waiting[: waiting.index(sequence)] if j.key == sequence.key]
@@ -145,7 +145,7 @@ class PrefixCache:
             sequence.note(NOT_KEPT, error)
             self.close(row, self.runner)
             return
-        size = self.runner.row_bytes(row.cached, row.rewinds) + self.runner.mark_bytes(row)
+        size = self.runner.row_bytes(row.cached, row.rewinds) + self.runner.store.mark_bytes(row)
         size += row.taps.bytes if row.taps else 0
         self._kept.append(Kept(row, sequence.key, size))
         while len(self._kept) > self.most:
@@ -167,7 +167,7 @@ class PrefixCache:
 
     def _serves(self, kept: Kept, common: int) -> bool:
         """Whether a sequence with `common` tokens takes a row over, instead of copying keys."""
-        return common >= LEAST and (2 * common > kept.row.cached or not self.runner.copies)
+        return common >= LEAST and (2 * common > kept.row.cached or not self.runner.store.copies)
 
     def drop(self, kept: Kept) -> None:
         """Remove and close a kept row."""

@@ -145,8 +145,8 @@ class Resources:
             return False  # even without any kept row
         kept = self.prefixes.others(sequence)
         most = sum(need(sequences, runner, [one.bytes for one in kept]))
-        if most + runner.idle_bytes() > self.memory:
-            runner.free_idle()
+        if most + runner.store.idle_bytes() > self.memory:
+            runner.store.free_idle()
         while sum(need(sequences, runner, [one.bytes for one in kept])) > self.memory:
             self.prefixes.drop(kept.pop(0))
         return True
@@ -189,4 +189,4 @@ class Resources:
         """
         needs = (sequence.need for sequence in list(self.admitted))
         held = sum(sum(need) for need in needs if need) + self.prefixes.bytes
-        return (held + self.prefixes.runner.idle_bytes()) / self.memory
+        return (held + self.prefixes.runner.store.idle_bytes()) / self.memory

@@ -59,7 +59,8 @@ class Runner:
         on_cpu = loaded.device.type == "cpu"
         self.chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
         self._rewinds = rewinds
-        self._store = _store(loaded)
+        self.store = _store(loaded)
+        """Keeps keys and values, or states, of all rows."""
         self.vocab_size = loaded.vocab_size
         self.shape: Shape = loaded.capabilities.shape
 
@@ -73,7 +74,7 @@ class Runner:
             raise PromptError("the prompt has no tokens; a model needs at least one to continue")
         taps, pending = self._new_taps(needs), [int(i) for i in ids]
         row = SequenceRow(pending, taps=taps, rewinds=self._rewinds)
-        self._store.open(row)
+        self.store.open(row)
         return row
 
     def _new_taps(self, needs: Needs) -> RowTaps | None:
@@ -90,7 +91,7 @@ class Runner:
 
     @torch.inference_mode()
     def close(self, row: SequenceRow) -> None:
-        self._store.close(row)
+        self.store.close(row)
 
     def splits(self, row: SequenceRow) -> bool:
         """Whether the pending tokens may be split over several passes.
@@ -143,7 +144,7 @@ class Runner:
                 )
             self._refresh(row)
             row.taken = len(row.pending) - rest
-        return self._store.verify(rows, drafts)
+        return self.store.verify(rows, drafts)
 
     @cached_property
     def _accelerators(self) -> list[torch.device]:
@@ -167,7 +168,7 @@ class Runner:
         for row, path, emitted in zip(rows, paths, tokens, strict=True):
             if row.taps is not None:  # before `keep` moves the keys of the pass
                 row.taps.keep(row.cached, row.taken, path)
-            kept = self._store.keep(row, path)
+            kept = self.store.keep(row, path)
             row.pending.extend(emitted)
             row.ids.extend(row.pending[:kept])
             del row.pending[:kept]
@@ -192,7 +193,7 @@ class Runner:
             common = 0
         if self._boundary is not None and not self._boundary.keeps(common, row.cached, root):
             common = 0
-        kept = self._store.truncate(row, common)
+        kept = self.store.truncate(row, common)
         if row.taps is not None:
             row.taps.truncate(kept)
         # In place, without a copy: draft models call this once per draft.
@@ -205,29 +206,13 @@ class Runner:
         forgets = self._capabilities.packed and not rewinds
         return self.loaded.row_bytes(positions, self.chunk if forgets else None)
 
-    def bytes_for(self, rows: Sequence[int], kept: Sequence[int] = ()) -> int:
-        """Return `KVStore.bytes_for` of the store."""
-        return self._store.bytes_for(rows, kept)
-
-    def idle_bytes(self) -> int:
-        """Return `KVStore.idle_bytes` of the store."""
-        return self._store.idle_bytes()
-
-    def free_idle(self) -> None:
-        """Free the buffers that no row uses."""
-        self._store.free_idle()
-
     @torch.inference_mode()
     def mark(self, row: SequenceRow) -> None:
         """Keep what `copy` needs to copy the row's current positions after the row has grown."""
-        self._store.mark(row)
-
-    def mark_bytes(self, row: SequenceRow) -> int:
-        """Bytes that the row's mark holds in addition to the row."""
-        return self._store.mark_bytes(row)
+        self.store.mark(row)
 
     def most_mark_bytes(self, positions: int, rewinds: bool) -> int:
-        """Upper bound of `mark_bytes` of a row with `positions` positions, recurrent states
+        """Upper bound of `KVStore.mark_bytes` of a row with `positions` positions, recurrent states
         excluded.
         """
         if self._capabilities.cache == "replay":
@@ -235,15 +220,6 @@ class Runner:
         if rewinds or not self._capabilities.packed:
             return 0
         return self.loaded.row_bytes(positions, self.chunk, windowed=True)
-
-    def reach(self, row: SequenceRow, length: int) -> int:
-        """Return how many of a row's first `length` positions `copy` could copy."""
-        return self._store.reach(row, length)
-
-    @property
-    def copies(self) -> bool:
-        """Whether the store can copy positions from one row to another."""
-        return self._store.copies
 
     @torch.inference_mode()
     def copy(self, source: SequenceRow, row: SequenceRow, length: int) -> None:
@@ -257,19 +233,19 @@ class Runner:
         taps = None if row.taps is None else source.taps and source.taps.copy(length)
         if row.taps is not None and taps is None:
             return
-        if self.copies and self._store.copy(source, row, length):
+        if self.store.copy(source, row, length):
             row.taps = taps
             row.ids, row.pending = row.pending[:length], row.pending[length:]
 
     @torch.inference_mode()
     def part(self, row: SequenceRow) -> None:
         """Copy what an idle row shares with other rows, so that it keeps none of their memory."""
-        self._store.part(row)
+        self.store.part(row)
 
     def _refresh(self, row: SequenceRow) -> None:
         """Drop a cache if its rotary angles no longer fit, as the model's own `generate` does."""
         if row.cached and self._boundary is not None and self._boundary.stale(row.cached, row.root):
-            self._store.truncate(row, 0)
+            self.store.truncate(row, 0)
             row.ids, row.pending = [], row.ids + row.pending
 
 
