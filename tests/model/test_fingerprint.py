@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,20 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import tiny
 from architectures import build, prompt
-from draftsmith.core.sampling import SamplingParams
 from draftsmith.engine.engine import Engine
-from draftsmith.lab.bench.arms import Ours, parse_arm
-from draftsmith.lab.bench.records import Record
-from draftsmith.lab.bench.run import RunPlan
-from draftsmith.lab.bench.settings import settings
-from draftsmith.lab.corpus.build import build as build_corpus
-from draftsmith.lab.corpus.plan import CorpusPlan
-from draftsmith.lab.lines import Finished
-from draftsmith.lab.tune.copyspec import answers
 from draftsmith.model.fingerprint import fingerprint
-from draftsmith.model.load import load
 
 
 class Int8(Tensor):
@@ -125,20 +112,3 @@ def test_d6_prefixes_of_other_quantized_weights_do_not_serve() -> None:
         expected = Engine.from_pretrained(other).generate([*ids, 5], max_new_tokens=8)
         assert found.stats.reused_tokens == 0
         assert found.tokens == expected.tokens
-
-
-def test_d6_what_keeps_notes_of_a_quantized_model(tmp_path: Path) -> None:
-    """A corpus, a calibration and a live run say which weights they are of."""
-    model = faked(0, copy.deepcopy(tiny.model()))
-    loaded = load(model, tokenizer=tiny.tokenizer())
-    engine, texts = Engine(loaded, drafter="none"), tmp_path / "texts.txt"
-    texts.write_text("\n".join(tiny.TEXT))
-    plan = CorpusPlan(texts=[texts], piece=16, keep=5)
-    header = build_corpus(plan, tmp_path / "corpus", loaded.tokenizer, loaded, "tiny")
-    assert header.perplexity["lowest"] > 0
-    record = Record(id="1", suite="s", prompt="the quick brown fox")
-    told = answers(engine, [record], 4, Finished(), lambda _: None)
-    assert len(told.texts) == 1
-    arms = [Ours(loaded, parse_arm("none"))]
-    run = RunPlan(loaded, arms, [record], SamplingParams())
-    assert settings(run)["weights"] == fingerprint(loaded)
