@@ -1,7 +1,7 @@
 """A pretended accelerator: `install()` makes torch know the devices "pretend:0" and "pretend:1".
 
 `pretended.cpp` says what is pretended. It is compiled once for each version of torch and of itself,
-by one process, into the user's cache folder, or a temporary one where that cannot be written.
+by one process, into the user's cache folder.
 
     with counted() as seen: ...         # kernels, and who made the host wait
     with without_float64(): ...         # as on MPS
@@ -18,7 +18,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import traceback
 import types
 from collections import Counter
@@ -53,21 +52,10 @@ def compiler() -> str:
     """The C++ compiler of this machine; raises NoCompiler."""
     if sys.platform != "linux":
         raise NoCompiler(f"the pretended device is built on Linux only, this is {sys.platform}")
-    wanted = [os.environ[name] for name in ("CXX",) if os.environ.get(name)]
-    for name in wanted or ["c++", "g++", "clang++"]:
-        if (found := shutil.which(name)) is not None:
-            return found
-    raise NoCompiler(
-        f"no C++ compiler ({', '.join(wanted or ['c++', 'g++', 'clang++'])}): install g++ to run "
-        "the tests on a pretended device"
-    )
-
-
-def folders() -> Iterator[Path]:
-    """Where the built library may be kept, the best place first."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache"
-    yield Path(home) / "draftsmith-tests"
-    yield Path(tempfile.gettempdir()) / f"draftsmith-tests-{os.getuid()}"
+    found = map(shutil.which, [os.environ.get("CXX") or "c++", "g++", "clang++"])
+    if (first := next(filter(None, found), None)) is None:
+        raise NoCompiler("no C++ compiler: install g++ to run the tests on a pretended device")
+    return first
 
 
 def built() -> Path:
@@ -76,14 +64,11 @@ def built() -> Path:
     parts = [SOURCE.read_bytes(), torch.__version__, sys.version, torch.__file__, *command]
     digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
     name = f"pretended-{torch.__version__}-{digest}.so"
-    for folder in folders():
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with open(folder / f"{name}.lock", "w") as lock:
-                return _build(folder / name, command, lock)
-        except OSError as error:
-            problem = error
-    raise NoCompiler(f"no folder to build the pretended device in: {problem}")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = home / "draftsmith-tests"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(folder / f"{name}.lock", "w") as lock:
+        return _build(folder / name, command, lock)
 
 
 def _build(target: Path, command: list[str], lock: Any) -> Path:
