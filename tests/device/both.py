@@ -143,13 +143,6 @@ def same_accelerated(
 
 
 @contextmanager
-def like_mps() -> Iterator[None]:
-    """Copies that do not block happen late, and there is no float64."""
-    with pretended.late_copies(), pretended.without_float64():
-        yield
-
-
-@contextmanager
 def default_device(device: str) -> Iterator[None]:
     """What `torch.set_default_device` does, for a while."""
     torch.set_default_device(device)
@@ -168,5 +161,5 @@ def strictly() -> Iterator[None]:
     if REAL:
         yield
     else:
-        with like_mps(), default_device("pretend:1"):
+        with pretended.like_mps(), default_device("pretend:1"):
             yield

@@ -49,8 +49,7 @@ thread_local DeviceIndex current = 0;
 
 struct Rules {
   std::atomic<bool> counting{false};   // count kernels, tell waits
-  std::atomic<bool> float64{true};     // false: as MPS, which has none
-  std::atomic<bool> late{false};       // copies that do not block happen at the next wait
+  std::atomic<bool> late{false};       // as MPS: no float64, and copies that do not block happen at the next wait
   std::atomic<bool> capturing{false};  // as while a CUDA stream is captured
 } rules;
 
@@ -272,7 +271,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 bool on_device(const at::Tensor& t) { return t.defined() && t.device().type() == KIND; }
 
 void check_float64(c10::ScalarType type) {
-  TORCH_CHECK_TYPE(rules.float64 || (type != at::kDouble && type != at::kComplexDouble),
+  TORCH_CHECK_TYPE(!rules.late || (type != at::kDouble && type != at::kComplexDouble),
                    "Cannot convert a tensor to float64 on this device: it has no float64, as MPS has none");
 }
 
@@ -589,7 +588,6 @@ void pretended_rule(const char* name, bool on) {
   std::lock_guard<std::mutex> lock(mutex);
   const std::string rule(name);
   if (rule == "counting") rules.counting = on;
-  if (rule == "float64") rules.float64 = on;
   if (rule == "capturing") rules.capturing = on;
   if (rule == "late") {
     rules.late = on;

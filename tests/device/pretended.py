@@ -4,8 +4,7 @@
 by one process, into the user's cache folder.
 
     with counted() as seen: ...         # kernels, and who made the host wait
-    with without_float64(): ...         # as on MPS
-    with late_copies(): ...             # the source of a copy must live until a wait
+    with like_mps(): ...                # no float64; the source of a copy must live until a wait
     with capturing(): ...               # raises where the capture of a CUDA graph would
     with there(): ...                   # torch.accelerator finds it
 """
@@ -166,13 +165,6 @@ def there() -> Iterator[None]:
 
 
 @contextmanager
-def without_float64() -> Iterator[None]:
-    """Refuse float64 on the device, as MPS does."""
-    with _rule("float64", False):
-        yield
-
-
-@contextmanager
 def capturing() -> Iterator[None]:
     """Raise RuntimeError for what may not happen while a CUDA stream is captured."""
     with _rule("capturing", True):
@@ -210,8 +202,8 @@ def counted(hear: Callable[[str], None] = lambda _: None) -> Iterator[Seen]:
 
 
 @contextmanager
-def late_copies() -> Iterator[None]:
-    """Let copies that do not block happen at the next wait, and hold their sources to it.
+def like_mps() -> Iterator[None]:
+    """Refuse float64, let copies that do not block happen at the next wait, and hold their sources.
 
     Host memory that was released or overwritten before then raises in the operation that follows,
     and AssertionError at the end, where somebody caught that. A copy to the host must wait.

@@ -10,7 +10,7 @@ import accelerate
 import pytest
 import torch
 from benchmarks import gpu, shared
-from both import like_mps
+from pretended import like_mps
 
 import tiny
 from command import call

@@ -67,31 +67,31 @@ def test_a_capture_forbids_waits_and_pageable_copies(device: str) -> None:
 
 
 def test_late_copies_need_their_source(device: str) -> None:
-    with pretended.late_copies():
+    with pretended.like_mps():
         held = torch.ones(3)
         x = held.to(device, non_blocking=True) + 1
         assert x.tolist() == [2, 2, 2]  # the host has waited
         held.zero_()
         (x + 1).sum()
-    with pretended.late_copies():
+    with pretended.like_mps():
         torch.ones(3).pin_memory().to(device, non_blocking=True).sum()  # its allocator waits
-    with pytest.raises(RuntimeError, match="late copy 0 released"), pretended.late_copies():
+    with pytest.raises(RuntimeError, match="late copy 0 released"), pretended.like_mps():
         torch.ones(3).to(device, non_blocking=True).sum()
 
     def overwrite(copied: torch.Tensor) -> None:
         held.add_(1)
         copied.sum()
 
-    with pytest.raises(RuntimeError, match="late copy 0 overwritten"), pretended.late_copies():
+    with pytest.raises(RuntimeError, match="late copy 0 overwritten"), pretended.like_mps():
         overwrite(held.to(device, non_blocking=True))
     told = pytest.raises(AssertionError, match=r"may read garbage: .*released': 1}")
-    with told, pretended.late_copies(), pytest.raises(RuntimeError):
+    with told, pretended.like_mps(), pytest.raises(RuntimeError):
         torch.ones(3).to(device, non_blocking=True).sum()
 
 
 def test_float64_can_be_missing(device: str) -> None:
     x = torch.ones(2, device=device)
-    with pretended.without_float64():
+    with pretended.like_mps():
         for wrong in (x.double, lambda: torch.ones(2, dtype=torch.float64).to(device)):
             with pytest.raises(TypeError, match="no float64"):
                 wrong()

@@ -136,7 +136,7 @@ def test_copies_may_be_late(device: str) -> None:
     found = fixed(engine(device, 2))
     for drafter in ("none", "auto"):
         options = {"drafter": drafter, "budget": 8, "max_new_tokens": LONG}
-        with pretended.late_copies():
+        with pretended.like_mps():
             answer = found.generate(IDS, **options)
         assert answer.tokens == own.generate(IDS, **options).tokens
 
