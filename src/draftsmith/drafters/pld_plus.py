@@ -17,6 +17,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters import calibration
+from draftsmith.drafters.ngrams import NgramIndex
 from draftsmith.drafters.options import at_least, one_of, within
 from draftsmith.errors import OptionError
 from draftsmith.values import is_number, listed, shown, token_ids
@@ -143,13 +144,14 @@ class _Places(DrafterState):
     def __init__(self, config: PldPlus) -> None:
         self.config = config
         self.ids: list[int] = []
-        self.places: dict[int, list[int]] = {}
+        self.places = NgramIndex(1, self.ids)
 
     def draft(self, ctx: Context) -> Draft:
         # 1  P = {j | x_j = x_t, j < t}, the newest first                      (equation 1)
-        self._index(ctx.ids)
+        self.ids.extend(ctx.ids[len(self.ids) :])
+        self.places.extend()
         t = len(ctx.ids) - 1
-        P = self.places[ctx.ids[t]][-2::-1]  # noqa: N806
+        P = self.places.recent(t - 1, most=t)  # noqa: N806
         # 2  j* = argmax over P, by attention or by hidden states              (equations 2, 3)
         j = self._best(P, ctx)
         if j is None:
@@ -186,14 +188,8 @@ class _Places(DrafterState):
         # The first position, and states that overflowed, rank last.
         return torch.where(j == 0, LAST, scores.cpu().nan_to_num(nan=LAST))
 
-    def _index(self, ids: Sequence[int]) -> None:
-        for position in range(len(self.ids), len(ids)):
-            self.ids.append(ids[position])
-            self.places.setdefault(ids[position], []).append(position)
-
     def truncate(self, length: int) -> None:
-        for token in reversed(self.ids[length:]):
-            self.places[token].pop()
+        self.places.truncate(length)
         del self.ids[length:]
 
 
