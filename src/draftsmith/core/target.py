@@ -154,9 +154,6 @@ class Target(Protocol[RowT]):
     def open(self, ids: Sequence[int], needs: Needs = NO_NEEDS) -> RowT:
         """Add a sequence without computing anything. `ids` must not be empty."""
 
-    def prefill(self, row: RowT, rest: int = 1) -> None:
-        """Compute `row.pending` in chunks, except for its last `rest` tokens."""
-
     def room(self, row: RowT) -> int:
         """Return how many positions after the root the next pass of this row may use (0: plain)."""
 
@@ -190,13 +187,6 @@ class Target(Protocol[RowT]):
 
         `tokens[i]` are the tokens that the step emitted for row i: one per node on `paths[i]`, and
         one more. It is empty for a row with pending tokens left.
-        """
-
-    def extend(self, row: RowT, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
-        """Replace the row's committed tokens by `ids`; keep the cache of the longest common prefix.
-
-        Positions without recorded taps that `needs` asks for are not kept. Returns the number of
-        cached positions that were kept.
         """
 
     def close(self, row: RowT) -> None:

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 import torch
@@ -17,9 +17,13 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.target import REST, ModelFacts, Needs, Row, RowOutput, Target
+from draftsmith.core.target import REST, ModelFacts, Needs, RowOutput
 from draftsmith.drafters.draft_model.reading_ahead import ReadAhead
 from draftsmith.drafters.draft_model.translation import After, Translation
+
+if TYPE_CHECKING:
+    from draftsmith.model.rows import SequenceRow
+    from draftsmith.model.runner import Runner
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,7 +35,7 @@ class BoundDraftModel(Drafter):
 
     config: Drafter
     """The drafter as the user configured it."""
-    runner: Target[Any]
+    runner: Runner
     """The draft model."""
     translate: Callable[[], Translation]
     """Creates the translation of a new sequence."""
@@ -47,7 +51,7 @@ class BoundDraftModel(Drafter):
     """Predicts the tokens of the draft model, to read several per pass; None: not used."""
     lock: threading.RLock = field(init=False, default_factory=threading.RLock)
     """Held while drafting, because all sequences share one cache."""
-    forgotten: list[Row] = field(init=False, default_factory=list)
+    forgotten: list[SequenceRow] = field(init=False, default_factory=list)
     """Rows of sequences that were collected as garbage; closed before the next draft."""
 
     name: ClassVar[str] = "draft_model"
@@ -153,7 +157,7 @@ def best(scores: Tensor) -> list[tuple[int, float]]:
 class _Sequence(DrafterState):
     """Drafting state of one sequence: its row in the draft model's cache, and its translation."""
 
-    row: Row
+    row: SequenceRow
 
     def __init__(self, drafter: BoundDraftModel) -> None:
         self.drafter = drafter

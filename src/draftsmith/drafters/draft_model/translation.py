@@ -10,7 +10,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -18,9 +18,13 @@ from torch import Tensor
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Distribution, SamplingParams
-from draftsmith.core.target import REST, Row, Target
+from draftsmith.core.target import REST
 from draftsmith.core.tree import Continuation, merge
 from draftsmith.text.vocab import Intersection, Vocabulary
+
+if TYPE_CHECKING:
+    from draftsmith.model.rows import SequenceRow
+    from draftsmith.model.runner import Runner
 
 Ids = tuple[int, ...]
 """Ids of the drafter."""
@@ -85,10 +89,10 @@ class After:
     Valid for one draft, until the next one of the sequence begins.
     """
 
-    runner: Target[Any]
+    runner: Runner
     lock: threading.RLock
     """Held while the runner is used."""
-    row: Row
+    row: SequenceRow
     ids: Sequence[int]
     """The text as the draft model read it; drafted ids may follow in the same list."""
     length: int

@@ -61,11 +61,7 @@ class ReplayTarget:
         self.passes: Passes = Counter()
 
     def open(self, ids: abc.Sequence[int], needs: Needs = NO_NEEDS) -> ReplayRow:  # noqa: ARG002
-        return ReplayRow(list(ids))
-
-    def prefill(self, row: ReplayRow, rest: int = 1) -> None:  # noqa: ARG002
-        row.cached += len(row.pending) - 1
-        del row.pending[:-1]
+        return ReplayRow(list(ids[-1:]), len(ids) - 1)  # the prompt is read at once
 
     def room(self, row: ReplayRow) -> int:  # noqa: ARG002
         return _BEYOND  # a live target does not know the end either
@@ -102,10 +98,6 @@ class ReplayTarget:
 
     def taps(self, row: ReplayRow) -> Taps:  # noqa: ARG002
         return NO_TAPS  # `check` refuses drafters that need some
-
-    def extend(self, row: ReplayRow, ids: abc.Sequence[int], needs: Needs = NO_NEEDS) -> int:  # noqa: ARG002
-        row.cached, row.pending = 0, list(ids)
-        return 0
 
     def close(self, row: ReplayRow) -> None:
         row.pending = []
@@ -197,7 +189,6 @@ def replay(
     )
     sequence.context.earlier = earlier
     start(sequence, target)
-    target.prefill(sequence.row)
     while not sequence.finished:
         step([sequence], target)
     sequence.end_drafter()
