@@ -17,13 +17,12 @@ from torch import Tensor
 
 import tiny
 from draftsmith.core import verify
-from draftsmith.core.draft import Draft, LazyDistribution
+from draftsmith.core.draft import Draft
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import Shape
-from draftsmith.drafters.draft_model import psi as psi_of
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
-from draftsmith.drafters.draft_model.psi import Rule, Walk
+from draftsmith.drafters.draft_model.psi import PathPsi, Rule, Walk, psi_of
 from draftsmith.drafters.draft_model.translation import Ids
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
@@ -64,7 +63,7 @@ def size_of(name: str, psi: str) -> int:
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """One draw of a residual before all of ψ is asked for: fewer branches, both ways taken."""
-    monkeypatch.setattr(psi_of.PathPsi, "draws", 1)
+    monkeypatch.setattr(PathPsi, "draws", 1)
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
@@ -93,7 +92,7 @@ def test_distribution_where_branches_share_a_pass(
     shape: Shape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of ψ at once, on drafters that take trees and on those that take chains."""
-    monkeypatch.setattr(psi_of.PathPsi, "draws", 0)
+    monkeypatch.setattr(PathPsi, "draws", 0)
     check(drafter_of("prefixes", "path", shape=shape), length=3, size=4)
 
 
@@ -121,9 +120,9 @@ def test_any_vocabularies_keep_the_distribution(
 
 
 def walked(
-    drafter: BoundDraftModel, stop: str | None, sampler: Enumerated
-) -> tuple[Walk, LazyDistribution]:
-    """One walk after the empty text, and the distribution that is stated for it."""
+    drafter: BoundDraftModel, stop: str | None, sampler: Enumerated, size: int
+) -> tuple[int | None, Tensor]:
+    """The token of one walk after the empty text, and the distribution that is stated for it."""
     rule: Rule = drafter.translate().rule  # type: ignore[attr-defined]
     runner = drafter.runner
 
@@ -137,7 +136,8 @@ def walked(
     walk = Walk(stop)
     while not walk.over:
         rule.step(walk, distribution(walk.ids), sampler)
-    return walk, rule.distribution(stop, {}, distributions)
+    psi = psi_of(rule, stop, {}, distributions, size)
+    return walk.token, psi if isinstance(psi, Tensor) else psi.of(range(size))
 
 
 @pytest.mark.parametrize(("name", "psi"), CASES)
@@ -157,9 +157,9 @@ def test_psi_is_the_probability_of_the_proposal(name: str, psi: str) -> None:
             stop: str | None = stop,
             distributions: list[Tensor] = distributions,
         ) -> int | None:
-            walk, distribution = walked(drafter, stop, sampler)
-            distributions.append(distribution.of(tokens))
-            return walk.token
+            token, distribution = walked(drafter, stop, sampler, len(tokens))
+            distributions.append(distribution)
+            return token
 
         found = enumerate_distribution(proposed)
         stated: dict[int | None, float] = dict(enumerate(distributions[0].tolist()))

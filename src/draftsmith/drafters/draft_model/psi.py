@@ -134,46 +134,22 @@ class Enumerate:
         if self.decided(walk.ids, walk.text):
             walk.over, walk.token = True, self.lexicon.first(walk.text)
 
-    def distribution(
-        self,
-        stop: str | None,  # noqa: ARG002
-        known: Mapping[Ids, Tensor],  # noqa: ARG002
-        distributions: Distributions,
-    ) -> LazyDistribution:
-        """Return the distribution ψ of the proposal of a walk that stops at `stop`.
-
-        `known` has distributions (V_D,) that need not be computed again.
-        """
-        return EnumeratedPsi(self, distributions)
-
-
-class EnumeratedPsi:
-    """ψ as a sum over all drafts, including those that continue after the first token."""
-
-    draws = 0  # one value costs as much as all values
-
-    def __init__(self, rule: Enumerate, distributions: Distributions) -> None:
-        self.rule, self.distributions = rule, distributions
-
-    @cached_property
-    def _whole(self) -> dict[int, float]:
-        rule, psi = self.rule, dict[int, float]()
-        distributions = self.distributions(list(rule.open))
+    def psi(self, distributions: Distributions, size: int) -> Tensor:
+        """Return ψ of `size` target tokens: the sum over all drafts, including longer ones."""
+        psi = [0.0] * size
+        known = distributions(list(self.open))
         reached: dict[Ids, float] = {(): 1.0}
-        for ids, text in rule.open.items():
-            for i, q in enumerate(distributions[ids].tolist()):
-                weight, more = reached.get(ids, 0.0) * q, rule.texts[i]
+        for ids, text in self.open.items():
+            for i, q in enumerate(known[ids].tolist()):
+                weight, more = reached.get(ids, 0.0) * q, self.texts[i]
                 if not weight or not more:
                     continue
                 longer = (*ids, i)
-                if longer in rule.open:
+                if longer in self.open:
                     reached[longer] = weight
-                elif (first := rule.lexicon.first(text + more)) is not None:
-                    psi[first] = psi.get(first, 0.0) + weight
-        return psi
-
-    def of(self, tokens: Sequence[int]) -> Tensor:
-        return _float64(self._whole.get(t, 0.0) for t in tokens)
+                elif (first := self.lexicon.first(text + more)) is not None:
+                    psi[first] += weight
+        return _float64(psi)
 
 
 # --------------------------------------------------------------------------------- psi="path"
@@ -236,15 +212,6 @@ class Path:
         if step == STOP or self.ends(walk.text, walk.stop):
             walk.over, walk.token = True, self.lexicon.ids[walk.text]
 
-    def distribution(
-        self, stop: str | None, known: Mapping[Ids, Tensor], distributions: Distributions
-    ) -> LazyDistribution:
-        return PathPsi(self, stop, known, distributions)
-
-
-Rule = Enumerate | Path
-"""Rule for when to stop drafting, which determines ψ; shared by the sequences of a pair."""
-
 
 class PathPsi:
     """ψ(t) = Π over t's letters of their probabilities · σ(t), with one pass along t."""
@@ -293,6 +260,26 @@ class PathPsi:
                 return None
             self.forks[text] = self.rule.fork(text, q)
         return self.forks[text]
+
+
+Rule = Enumerate | Path
+"""Rule for when to stop drafting, which determines ψ; shared by the sequences of a pair."""
+
+
+def psi_of(
+    rule: Rule,
+    stop: str | None,
+    known: Mapping[Ids, Tensor],
+    distributions: Distributions,
+    size: int,
+) -> Tensor | LazyDistribution:
+    """Return ψ over `size` target tokens, for the proposal of a walk that stops at `stop`.
+
+    `known` has distributions (V_D,) that need not be computed again.
+    """
+    if isinstance(rule, Enumerate):  # one value costs as much as all values
+        return rule.psi(distributions, size)
+    return PathPsi(rule, stop, known, distributions)
 
 
 def _float64(values: Iterable[float]) -> Tensor:

@@ -15,7 +15,15 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft, Proposal
 from draftsmith.core.drafter import Context
-from draftsmith.drafters.draft_model.psi import Distributions, Enumerate, Lexicon, Path, Rule, Walk
+from draftsmith.drafters.draft_model.psi import (
+    Distributions,
+    Enumerate,
+    Lexicon,
+    Path,
+    Rule,
+    Walk,
+    psi_of,
+)
 from draftsmith.drafters.draft_model.slem import Bridge, StringMatch
 from draftsmith.drafters.draft_model.translation import Ids, Translation
 from draftsmith.errors import OptionError, UnsupportedError
@@ -104,7 +112,7 @@ class StringRejection(StringMatch):
                 if walk.ids not in known:
                     known |= distributions([walk.ids])
                 self.rule.step(walk, known[walk.ids], self.context.sampler)
-            psi = self.rule.distribution(stop, known, distributions)
+            psi = psi_of(self.rule, stop, known, distributions, self.context.vocab_size)
             proposals[len(tokens) - 1] = Proposal(psi, None if walk.token is None else len(tokens))
             if walk.token is not None:
                 tokens.append(walk.token)
