@@ -127,7 +127,6 @@ def replayed(
     for name, value in context.items():
         setattr(sequence.context, name, value)
     start(sequence, target)
-    target.prefill(sequence.row)
     while not sequence.finished:
         step([sequence], target)
     sequence.end_drafter()

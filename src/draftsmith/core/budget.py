@@ -43,6 +43,10 @@ class Budget(Protocol):
     def width(self) -> int:
         """Maximum nodes of a step."""
 
+    @property
+    def cost(self) -> CostCurve | None:
+        """Cost of the passes that the last step was decided by; None: the width is fixed."""
+
     def next(self, rows: int, context: int) -> int:
         """Return the nodes for the next step, in a pass with `rows` sequences and `context` tokens.
 
@@ -59,6 +63,8 @@ class Budget(Protocol):
 class FixedBudget:
     """The same width in every step: the papers' setting, with repeatable counts."""
 
+    cost: CostCurve | None = None
+
     def __init__(self, width: int) -> None:
         self.width = width
 
@@ -69,7 +75,7 @@ class FixedBudget:
         pass
 
 
-class OpenBudget(FixedBudget):
+class OpenBudget:
     """A fixed maximum for a drafter that weighs the cost itself (`Context.cost`).
 
     Pauses while drafting costs more than its drafts bring beyond the cost of their nodes. A drafter
@@ -79,7 +85,7 @@ class OpenBudget(FixedBudget):
     def __init__(self, cost: CostCurve, width: int, drafter: Hashable = None) -> None:
         """`drafter`: the key of drafting times in `cost`; None: drafting is free, without
         pauses."""
-        super().__init__(width)
+        self.width = width
         self.cost = cost
         self.drafter = drafter
         self.brought = 0.3

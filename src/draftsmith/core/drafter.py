@@ -50,7 +50,7 @@ class Context:
     depth: int = 0
     """Largest useful depth of a node: deeper nodes cannot be emitted."""
     cost: CostCurve | None = None
-    """Cost of passes, for a drafter that divides an automatic budget itself; else None."""
+    """Cost of passes, if the budget is automatic; else None."""
     hidden: Tensor | None = None
     """(T-1, k·D) states of the k `Needs.hidden_layers`, or the result of `Needs.fold`; a view that
     is valid during `draft` only.

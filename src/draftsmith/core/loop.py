@@ -136,9 +136,7 @@ def propose(
     tokens = cached(decoding)
     for sequence, width in zip(decoding, share(budgets, tokens), strict=True):
         context = sequence.context
-        context.budget, sequence.waited = width, 0.0
-        if context.cost is not None:
-            context.cost = context.cost.nearest(len(decoding), tokens)
+        context.budget, context.cost, sequence.waited = width, sequence.budget.cost, 0.0
         if sequence.needs.taps and width:  # some taps are computed only when they are read
             taps = target.taps(sequence.row)
             context.hidden, context.attention = taps.hidden, taps.attention

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftsmith.core.budget import Budget, FixedBudget, OpenBudget
+from draftsmith.core.budget import Budget, FixedBudget
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import (
@@ -143,7 +143,7 @@ class Sequence:
             sampler=TorchSampler.seeded(draft_seed, self.device),
             noise=sampler if isinstance(sampler, Gumbel) else None,
             prediction=tuple(prediction),
-            cost=budget.cost if isinstance(budget, OpenBudget) else None,
+            cost=budget.cost,
         )
         self.state: DrafterState | None = None
 
