@@ -225,30 +225,25 @@ def give_up(decoding: abc.Sequence[Sequence], seconds: float) -> None:
     speed. The sequences of the pass decode plainly from here on. Later sequences use the drafter
     again (`Stalls`).
     """
-    called = [sequence for sequence in decoding if sequence.context.budget]
-    slow = [sequence for sequence in called if sequence.waited > LONGEST_DRAFT]
-    stalled: dict[int, str] = {}
-    for sequence in slow:
-        read = sum(s.stats.seconds.prefill for s in slow if s.drafter is sequence.drafter)
-        if sequence.waited > LONGEST_DRAFT + DRAFT_PASSES * seconds + read:
-            if id(sequence.stalls) not in stalled:
-                sequence.stalls.add()
-            stalled[id(sequence.stalls)] = (
-                f"drafting took {sequence.waited:.1f} s for a pass of {seconds:.3f} s"
-            )
-    for sequence in called:
-        if id(sequence.stalls) not in stalled:
-            sequence.stalls.in_a_row = 0
-    for sequence in decoding if stalled else ():
-        if (why := stalled.get(id(sequence.stalls))) is None:
+    groups: dict[int, list[Sequence]] = {}
+    for sequence in decoding:
+        groups.setdefault(id(sequence.stalls), []).append(sequence)
+    for members in groups.values():
+        stalls, called = members[0].stalls, [one for one in members if one.context.budget]
+        waited = max((one.waited for one in called), default=0.0)
+        read = sum(one.stats.seconds.prefill for one in called)
+        if waited <= LONGEST_DRAFT + DRAFT_PASSES * seconds + read:
+            stalls.in_a_row = 0 if called else stalls.in_a_row
             continue
-        error = DrafterStalled(why)
-        if sequence.drafter_error is None:
-            sequence.put_aside(error)
-        elif sequence.waited:
-            error.__cause__ = sequence.drafter_error
-            sequence.note(PUT_ASIDE, error)
-            sequence.drafter_error = error
+        stalls.add()
+        for sequence in members:
+            error = DrafterStalled(f"drafting took {waited:.1f} s for a pass of {seconds:.3f} s")
+            if sequence.drafter_error is None:
+                sequence.put_aside(error)
+            elif sequence.waited:
+                error.__cause__ = sequence.drafter_error
+                sequence.note(PUT_ASIDE, error)
+                sequence.drafter_error = error
 
 
 def fit(draft: Draft, sequence: Sequence, target: Target[Any]) -> Draft:
