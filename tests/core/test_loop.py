@@ -136,14 +136,6 @@ def test_banned_ids_are_never_emitted(greedy: bool) -> None:
     assert len(set(answers[0])) > 1
 
 
-def test_a_distribution_leaves_the_logits_as_they_are() -> None:
-    distribution = Distribution((), greedy=True, banned=[2])
-    logits = torch.arange(3.0).expand(4, 3).clone()
-    assert distribution.best(logits).tolist() == [1] * 4
-    assert distribution.scores(None, logits[0]).argmax() == 1
-    assert torch.equal(logits, torch.arange(3.0).expand(4, 3))
-
-
 class Overflowing(ToyTarget):
     """Computes nothing right in a pass that carries id 2 as a draft."""
 

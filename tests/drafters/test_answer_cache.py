@@ -26,7 +26,6 @@ from draftsmith.drafters.answer_cache import (
     merged,
 )
 from draftsmith.drafters.auto import Auto, AutoState
-from draftsmith.drafters.context_index import LENGTHS, ORDERS
 from draftsmith.drafters.mixer import MAX_COUNT, MAX_WEIGHT, MIN_PROB, Mixer
 from draftsmith.drafters.mixer_prior import FILE, prior
 from draftsmith.errors import LoadError, OptionError, WriteError
@@ -98,18 +97,6 @@ def test_what_the_context_holds_too_is_a_copy_of_the_context() -> None:
     assert draft.source[:2] == ("auto", "auto")
     assert draft.origins is not None
     assert draft.origins[:2] == (13, 14)
-
-
-@pytest.mark.parametrize("length", [1, 2, 8, 32])
-def test_contexts_of_every_length_are_found_in_another_bank(length: int) -> None:
-    """Whose text is not this one's: both must hash alike."""
-    shared = memory().of("")
-    join(shared, LEAD, PLANTED)
-    state, ctx = opened([1, 2, *PLANTED[:length]], shared)
-    ctx.depth = 1  # so that it asks at the root only
-    state.draft(ctx)
-    found = state.search.lookup["found"][0, ORDERS : 2 * ORDERS]
-    assert [place >= 0 for place in found][1:] == [one <= length for one in LENGTHS[1:]]
 
 
 def test_the_end_of_the_prompt_leads_to_the_answer() -> None:

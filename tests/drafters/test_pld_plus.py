@@ -20,8 +20,7 @@ from draftsmith.drafters.calibration import Calibration
 from draftsmith.drafters.pld_plus import AT_ONCE, PldPlus, state_before
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import LoadError, OptionError, UnsupportedError, WriteError
-from draftsmith.integrations.transformers import accelerate
+from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.testing import check_drafter
 
 FACTS = ModelFacts(layers=32, heads=32)
@@ -227,13 +226,6 @@ def test_without_a_calibration_the_best_heads_are_not_known(cache: Path) -> None
         PldPlus(rank="attention").needs_of(ModelFacts(32, 32, "some/model"))
 
 
-@pytest.mark.usefixtures("homeless")
-def test_without_a_home_folder_there_is_no_calibration() -> None:
-    assert calibration.load(ModelFacts(32, 32, "some/model")) is None
-    with pytest.raises(WriteError, match="set DRAFTSMITH_CACHE"):
-        calibrated().save()
-
-
 def test_a_wrong_calibration_is_named(cache: Path) -> None:  # noqa: ARG001
     path = calibrated().save()
     with pytest.raises(LoadError, match="32 layers with 32 heads, not of 4 with 32"):
@@ -291,15 +283,3 @@ def test_chat_with_a_drafter_that_changes() -> None:
         answers[spec].append(last.tokens)
         assert last.stats.reused_tokens > 0
     assert answers["none"] == answers["pld_plus"]
-
-
-def test_behind_models_own_generate() -> None:
-    model = tiny.model()
-    ids = torch.tensor([prompt(15) * 2])
-    expected = model.generate(ids, max_new_tokens=30, do_sample=False)
-    with accelerate(model, "pld_plus", budget=8) as handle:
-        assert torch.equal(model.generate(ids, max_new_tokens=30, do_sample=False), expected)
-        assert handle.stats is not None
-        assert handle.stats.by_source["pld_plus"].drafted > 0
-    with pytest.raises(OptionError, match="layers 1…2"):
-        accelerate(model, "pld_plus(layer=3)")

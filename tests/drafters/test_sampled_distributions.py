@@ -18,9 +18,6 @@ from benchmarks.toys import (
     prompt,
     tokenizer,
 )
-from torch import Tensor
-
-from draftsmith.drafters.draft_model.tli import TokenLevel
 
 DRAWS = int(os.environ.get("DRAFTSMITH_DRAWS", "4000"))
 
@@ -38,15 +35,3 @@ def test_answers_follow_the_targets_distribution(name: str) -> None:
     found = drawn(drafters()[name], DRAWS)
     distribution = exact_distribution(model("target", 1), prompt())
     assert chi_square(found, distribution) > 0.001, distance(found, distribution)
-
-
-@pytest.mark.slow
-def test_a_loop_that_drops_the_drafters_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    take = TokenLevel.take
-
-    def dropping(self: TokenLevel, token: int, q: Tensor | None, confidence: float) -> bool:
-        return token not in self.pair.ends and take(self, token, q, confidence)
-
-    monkeypatch.setattr(TokenLevel, "take", dropping)
-    distribution = exact_distribution(model("target", 1), prompt())
-    assert chi_square(drawn(drafters()["tli"], DRAWS), distribution) < 0.001

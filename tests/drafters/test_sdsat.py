@@ -32,7 +32,6 @@ from draftsmith.drafters.registry import parse
 from draftsmith.drafters.sdsat import SDSAT, likeliest, questions
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import DrafterError, LoadError, OptionError, UnsupportedError
-from draftsmith.integrations.transformers import accelerate
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.load import load
 from draftsmith.testing import (
@@ -382,15 +381,3 @@ def test_chain_models_answer_the_plain_ones(architecture: str, folder: str) -> N
             answer = engine.generate(ids, max_new_tokens=20, temperature=0.0)
             assert answer.tokens == expected.tokens
             assert answer.stats.probes > 0 or len(answer.tokens) == 1
-
-
-def test_transformers_generate_is_unchanged(model: str) -> None:
-    own = Engine.from_pretrained(model).model.model
-    ids = torch.tensor([PROMPTS[0]])
-    options = {"max_new_tokens": 24, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
-    expected = own.generate(ids, **options)
-    with accelerate(own, "sdsat(k=3, passes=1)", budget=9) as handle:
-        assert torch.equal(own.generate(ids, **options), expected)
-        assert handle.stats is not None
-        assert handle.stats.probes > 0
-    assert A not in expected[0, ids.shape[1] :]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
-from textwrap import indent
 
 import drafted
 import pytest
@@ -386,17 +384,6 @@ def test_a_corpus_fills_the_rest_of_the_guesses(tmp_path: Path) -> None:
     assert sources == ["spectra.backward", "spectra.forward", "spectra.forward"]
     with pytest.raises(LoadError):
         parse(f"spectra(corpus={str(tmp_path / 'none')!r})")
-
-
-def test_the_page_quotes_the_source() -> None:
-    root = Path(__file__).parents[2]
-    page = (root / "docs" / "algorithms" / "spectra.md").read_text("utf-8")
-    folder = root / "src" / "draftsmith" / "drafters"
-    source = "".join(path.read_text("utf-8") for path in folder.glob("spectra*.py"))
-    quoted = re.findall(r"```python\n(.*?)```", page, re.S)
-    assert len(quoted) >= 5
-    for block in quoted:
-        assert any(indent(block, " " * by) in source for by in (0, 4, 8, 12)), block
 
 
 @pytest.fixture(scope="module")
