@@ -15,6 +15,7 @@ from draftsmith.core.drafter import Context
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.attribution import Copy, Span, find_copies
 from draftsmith.engine.engine import Engine
+from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import OptionError
 from draftsmith.testing import Scripted, ToyTarget, contract_prompts, decode, plain
 
@@ -49,9 +50,8 @@ def test_copies_are_found(
 
 def test_short_copies_do_not_count() -> None:
     output, origins = [90, 11, 12, 13, 91, 15], [None, 1, 2, 3, None, 5]
-    assert [c.output for c in copies(output, origins, 1)] == [Span(7, 10), Span(11, 12)]
-    assert [c.output for c in copies(output, origins, 3)] == [Span(7, 10)]
-    assert copies(output, origins, 4) == []
+    for least, found in ((1, [Span(7, 10), Span(11, 12)]), (3, [Span(7, 10)]), (4, [])):
+        assert [copy.output for copy in copies(output, origins, least)] == found
     with pytest.raises(OptionError, match="min_length must be an integer >= 1, got 0"):
         copies(output, origins, 0)
 
@@ -130,11 +130,6 @@ def test_invented_and_rejected_nodes_are_not_traced() -> None:
 # ------------------------------------------------------------------------------ in the engine
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), budget=8)
-
-
 def parrot(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """A distribution that says what followed the last id when it came first, now and then a 3."""
     seen = ids[0].tolist()
@@ -146,38 +141,32 @@ def parrot(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 LONG: dict[str, Any] = {"max_new_tokens": 60, "processors": parrot}
 
 
-def test_a_result_attributes_its_tokens(engine: Engine) -> None:
-    result = engine.generate("hello world, hello world, hello", **LONG)
-    ids = result.prompt_tokens + result.tokens
-    assert len(result.origins) == len(result.attribution) == len(result.tokens)
-    assert result.copies()
-    for copy in result.copies():
+def check(result: GenerationResult) -> None:
+    """Copies equal their sources, and each of their tokens is attributed to its copy's source."""
+    ids, copies = result.prompt_tokens + result.tokens, result.copies()
+    assert copies
+    expected: list[Span | None] = [None] * len(ids)
+    for copy in copies:
         assert ids[slice(*copy.output)] == ids[slice(*copy.source)]
         for position in range(*copy.output):
-            assert result.attribution[position - len(result.prompt_tokens)] == copy.source
-    told = sum(span is not None for span in result.attribution)
-    assert told == sum(len(range(*copy.output)) for copy in result.copies())
-    assert result.copies(1000) == []
-    assert engine.generate("hello world", drafter="none", **LONG).copies(1) == []
+            expected[position] = copy.source
+    assert result.attribution == expected[len(result.prompt_tokens) :]
+    assert len(result.origins) == len(result.tokens)
 
 
-def test_batches_and_streams_attribute_alike(engine: Engine) -> None:
+def test_answers_alone_in_batches_streams_and_chats_are_attributed() -> None:
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), budget=8)
     prompts = ["hello world, hello world", "the quick brown fox", "foo(x): return x + 1"]
-    wanted = [engine.generate(prompt, **LONG) for prompt in prompts]
-    batch = engine.generate(prompts, **LONG)
-    assert [r.origins for r in batch] == [r.origins for r in wanted]
+    alone = [engine.generate(prompt, **LONG) for prompt in prompts]
+    check(alone[0])
+    assert alone[0].copies(1000) == []
+    assert engine.generate("hello world", drafter="none", **LONG).copies(1) == []
+    assert [r.origins for r in engine.generate(prompts, **LONG)] == [r.origins for r in alone]
     with engine.stream(prompts[0], **LONG) as stream:
         for _ in range(30):
             next(stream)
     cut = stream.result
-    assert cut.origins == wanted[0].origins[: len(cut.tokens)]
-
-
-def test_a_chat_attributes_to_earlier_turns(engine: Engine) -> None:
+    assert cut.origins == alone[0].origins[: len(cut.tokens)]
     chat = engine.chat(**LONG)
     chat.send("hello world")
-    result = chat.send("hello world")
-    ids = result.prompt_tokens + result.tokens
-    assert result.copies()
-    for copy in result.copies():
-        assert ids[slice(*copy.output)] == ids[slice(*copy.source)]
+    check(chat.send("hello world"))  # copies from the first turn, too

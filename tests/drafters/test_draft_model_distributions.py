@@ -3,6 +3,7 @@ enumerated."""
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from torch import Tensor
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Gumbel, SamplingParams
-from draftsmith.testing import Scripted, ToyTarget, enumerate_distribution
+from draftsmith.testing import Scripted, ToyTarget, check_rewind, enumerate_distribution
 
 FITTING = [
     (name, algorithm)
@@ -73,6 +74,14 @@ def test_distribution_with_confidence_and_end_rules(name: str, algorithm: str) -
     T, D = PAIRS[name]  # noqa: N806
     check(bound(T, D, algorithm, ends=[0], confidence=0.4), length=3, size=len(T))
     check(bound(T, D, algorithm, ends=[1]), length=3, size=len(T), ends=[1])
+
+
+@pytest.mark.parametrize("algorithm", ["union", "tli", "slem"])
+def test_a_rewound_state_drafts_like_a_new_one(algorithm: str) -> None:
+    """Where the drafter spells most tokens in several of its own."""
+    T = [bytes(t) for n in (1, 2, 3) for t in product(b"ab", repeat=n)][:11]  # noqa: N806
+    reproducible = algorithm != "slem"
+    check_rewind(bound(T, [b"a", b"b", b"aab"], algorithm, reproducible=reproducible, tokens=4))
 
 
 def acceptance(drafter: Drafter, target: ToyTarget, params: SamplingParams = SAMPLED) -> float:
