@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from drafted import context
+from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Outcome
@@ -34,22 +35,29 @@ def verified(draft: Draft, truth: list[int]) -> Verification:
     return verify_greedy(draft, [truth[min(d, len(truth) - 1)] for d in depths], lambda *_: False)
 
 
-def outcome(draft: Draft, verification: Verification, logits: bool = False) -> Outcome:
-    """Of a target that knows 60 tokens, with or without its logits."""
-    if not logits:
-        return Outcome(draft, verification, RowOutput(torch.empty((0, 0))))
+def noise(draft: Draft) -> Tensor:
+    """Logits of a target that knows 60 tokens."""
     source = random.Random(len(draft))
-    rows = [[6 * source.random() for _ in range(60)] for _ in range(1 + len(draft))]
-    return Outcome(draft, verification, RowOutput(torch.tensor(rows)))
+    return torch.tensor([[6 * source.random() for _ in range(60)] for _ in range(1 + len(draft))])
 
 
-def step(state: AutoState, ctx: Context, truth: list[int], logits: bool = False) -> Draft:
-    """One step on a sequence that goes on with `truth`."""
+def opened(ids: list[int], **options: Any) -> tuple[AutoState, Any]:
+    """A state that has learned nothing yet, and its context."""
+    return AutoState(Auto(), prior(1)), context(ids, **options)
+
+
+def step(
+    state: AutoState,
+    ctx: Context,
+    truth: list[int],
+    logits: Callable[[Draft], Tensor] = lambda _draft: torch.empty((0, 0)),
+) -> Draft:
+    """One step on a sequence that goes on with `truth`, with or without the target's logits."""
     draft = state.draft(ctx)
     draft.check(ctx.vocab_size, ctx.budget, len(ctx.ids))
     verification = verified(draft, truth)
     ctx.ids = [*ctx.ids, *verification.tokens]
-    state.observe(ctx, outcome(draft, verification, logits))
+    state.observe(ctx, Outcome(draft, verification, RowOutput(logits(draft))))
     return draft
 
 
@@ -95,14 +103,14 @@ def steps(count: int, seed: int = 0) -> list[Any]:
         ctx = context(text[:begin], prediction=prediction)
         shape: Shape = "chain" if source.random() < 0.2 else "tree"
         state = AutoState(auto_for(shape), prior(1))
-        logits = source.random() < 0.5
+        logits = [noise] if source.random() < 0.5 else []
         if source.random() < 0.3:
             ctx.grammar = Odd()
         for _ in range(60):
             at = len(ctx.ids)
             if at > len(text) - 70:
                 break
-            draft = step(state, ctx, text[at : at + 70], logits)
+            draft = step(state, ctx, text[at : at + 70], *logits)
             found.append(
                 [draft.tokens, draft.parents, draft.source, draft.origins, draft.chances or ()]
             )

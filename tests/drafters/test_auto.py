@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from auto_steps import outcome, step, steps, verified
+from auto_steps import opened, step, steps
 from drafted import context
 from safetensors.numpy import load_file, save_file
 
@@ -21,7 +21,7 @@ from draftsmith.core.cost import CostCurve
 from draftsmith.core.stats import PREDICTION
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters import context_index, mixer_prior
-from draftsmith.drafters.auto import Auto, AutoState
+from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.mixer import MAX_WEIGHT
 from draftsmith.drafters.mixer_prior import prior
 from draftsmith.errors import LoadError, UnsupportedError
@@ -29,10 +29,6 @@ from draftsmith.errors import LoadError, UnsupportedError
 STEPS = Path(__file__).with_name("auto_steps.py")
 BYTES_PER_TOKEN = 600
 """Of context, at most."""
-
-
-def state(ids: list[int], prediction: tuple[int, ...] = ()) -> tuple[AutoState, Any]:
-    return AutoState(Auto(), prior(1)), context(ids, prediction=prediction)
 
 
 def test_trees_are_those_that_were_recorded() -> None:
@@ -69,7 +65,7 @@ def test_a_rewound_state_knows_what_a_fresh_one_does(seed: int) -> None:
     source = random.Random(seed)
     text = [source.choice((source.randrange(5), source.randrange(200))) for _ in range(400)]
     prediction = tuple(text[50:90])
-    auto, ctx = state(text[:120], prediction)
+    auto, ctx = opened(text[:120], prediction=prediction)
     for _ in range(20):
         step(auto, ctx, text[len(ctx.ids) :])
     auto.draft(ctx)
@@ -78,7 +74,7 @@ def test_a_rewound_state_knows_what_a_fresh_one_does(seed: int) -> None:
     auto.truncate(kept)
     ctx.ids = [*ctx.ids[:kept], 7, 7, 8]
     rewound = auto.draft(ctx)
-    fresh, other = state(list(ctx.ids), prediction)
+    fresh, other = opened(list(ctx.ids), prediction=prediction)
     other.prompt_length = ctx.prompt_length
     fresh.mixer, fresh.tokens, fresh.cost = auto.mixer, auto.tokens, auto.cost
     expected = fresh.draft(other)
@@ -97,7 +93,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_long_texts_take_bounded_memory(name: str) -> None:
-    auto, ctx = state(TEXTS[name])
+    auto, ctx = opened(TEXTS[name])
     draft = step(auto, ctx, [7] * 64)
     step(auto, ctx, [7] * 64)
     assert auto.text.nbytes <= BYTES_PER_TOKEN * LONG
@@ -129,12 +125,12 @@ PARTING = [
 
 def test_a_prediction_is_what_the_answer_is_expected_to_be() -> None:
     prediction = tuple(range(200, 230))
-    auto, ctx = state([1, 2, 3, 4, 5], prediction)
+    auto, ctx = opened([1, 2, 3, 4, 5], prediction=prediction)
     draft = auto.draft(ctx)
     assert draft.first_branch().tokens[:5] == prediction[:5]
     assert {*(draft.origins or ())} == {-1}
     assert draft.first_branch().source[:5] == (PREDICTION,) * 5
-    auto, ctx = state([9, *prediction, 1, 2, 3], prediction)
+    auto, ctx = opened([9, *prediction, 1, 2, 3], prediction=prediction)
     draft = auto.draft(ctx).first_branch()
     assert draft.tokens[:5] == prediction[:5]
     assert draft.origins is not None
@@ -164,7 +160,7 @@ def test_dear_nodes_are_not_drafted_and_cheap_ones_are() -> None:
     ids = random.Random(1).choices(range(30), k=400)
 
     def size(curve: dict[int, float], rows: int = 1) -> int:
-        auto, ctx = state(ids)
+        auto, ctx = opened(ids)
         ctx.cost = CostCurve().at(rows)
         for width, seconds in curve.items():
             ctx.cost.record(width, seconds)
@@ -181,16 +177,12 @@ def test_dear_nodes_are_not_drafted_and_cheap_ones_are() -> None:
 
 def test_a_stream_that_turns_around_cannot_drive_anything_out_of_bounds() -> None:
     """First every guess is right, then each is wrong, and so on."""
-    auto, ctx = state([1, 2, 3] * 30)
+    auto, ctx = opened([1, 2, 3] * 30)
     source = random.Random(0)
     for round_ in range(400):
-        draft = auto.draft(ctx)
-        best = draft.first_branch().tokens
+        best = auto.draft(ctx).first_branch().tokens
         right = (round_ // 20) % 2 == 0
-        truth = [*best, source.randrange(50)] if right else [999 + round_]
-        verification = verified(draft, truth)
-        ctx.ids = [*ctx.ids, *verification.tokens]
-        auto.observe(ctx, outcome(draft, verification))
+        step(auto, ctx, [*best, source.randrange(50)] if right else [999 + round_])
     assert all(np.isfinite(auto.mixer.cells[name]).all() for name in ("prob", "count", "logit"))
     assert np.abs(auto.mixer.weights).max() <= MAX_WEIGHT
 

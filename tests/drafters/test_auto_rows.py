@@ -7,17 +7,15 @@ import random
 import numpy as np
 import pytest
 import torch
-from auto_steps import verified
-from drafted import context
+from auto_steps import opened, step, verified
 from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.drafter import Outcome
+from draftsmith.core.drafter import Context, Outcome
 from draftsmith.core.target import RowOutput
 from draftsmith.drafters.auto import Auto, AutoState
 from draftsmith.drafters.logit_rows import ROW, ROWS, TOP, WHOLE, best
 from draftsmith.drafters.mixer import PROB_STEPS
-from draftsmith.drafters.mixer_prior import prior
 
 V = 700
 
@@ -31,22 +29,16 @@ def logits_of(node: int, token: int) -> Tensor:
     return logits
 
 
-def step(state: AutoState, ctx: object, truth: list[int], logits: Tensor | None = None) -> Draft:
-    """One pass of a target that goes on with `truth`; unless given, its logits say so."""
-    draft = state.draft(ctx)
-    if logits is None:
+def told(state: AutoState, ctx: Context, truth: list[int]) -> None:
+    """One pass of a target that goes on with `truth`, as its logits say."""
+
+    def logits(draft: Draft) -> Tensor:
         depths = (0, *draft.node_depths())
-        logits = torch.stack(
-            [logits_of(n, truth[min(depth, len(truth) - 1)]) for n, depth in enumerate(depths)]
+        return torch.stack(
+            [logits_of(n, [*truth, *truth[-1:] * d][d]) for n, d in enumerate(depths)]
         )
-    verification = verified(draft, truth)
-    ctx.ids = [*ctx.ids, *verification.tokens]
-    state.observe(ctx, Outcome(draft, verification, RowOutput(logits)))
-    return draft
 
-
-def opened(ids: list[int]) -> tuple[AutoState, object]:
-    return AutoState(Auto(), prior(1)), context(ids, vocab_size=V)
+    step(state, ctx, truth, logits)
 
 
 @pytest.mark.parametrize(("vocab", "dtype"), [(TOP, torch.bfloat16), (1024, torch.float32)])
@@ -73,8 +65,8 @@ def test_rows_that_are_not_finite_are_left_out() -> None:
 
 
 def test_what_was_never_in_the_text_is_drafted_where_the_logits_named_it() -> None:
-    state, ctx = opened([1, 2, 3, 4, 5])
-    step(state, ctx, [600, 7, 8, 9])  # after 5 comes 600, perhaps 601
+    state, ctx = opened([1, 2, 3, 4, 5], vocab_size=V)
+    told(state, ctx, [600, 7, 8, 9])  # after 5 comes 600, perhaps 601
     assert 601 not in state.draft(ctx).tokens
     ctx.ids = [*ctx.ids, 5]
     state.take(ctx)
@@ -85,33 +77,33 @@ def test_what_was_never_in_the_text_is_drafted_where_the_logits_named_it() -> No
 
 
 def test_rows_go_with_a_rewind_and_the_rest_is_a_fresh_start() -> None:
-    state, ctx = opened([1, 2, 3, 4, 5])
-    step(state, ctx, [600, 7, 8, 9])
+    state, ctx = opened([1, 2, 3, 4, 5], vocab_size=V)
+    told(state, ctx, [600, 7, 8, 9])
     state.draft(ctx)
     state.truncate(3)
     ctx.ids = [1, 2, 3, 4, 5]
     rewound = state.draft(ctx)
-    fresh, other = opened([1, 2, 3, 4, 5])
+    fresh, other = opened([1, 2, 3, 4, 5], vocab_size=V)
     fresh.mixer, fresh.tokens, fresh.cost = state.mixer, state.tokens, state.cost
     assert rewound == fresh.draft(other)
 
 
 def test_tokens_of_one_place_are_told_apart() -> None:
-    state, ctx = opened([1, 2, 3, 4, 5])
-    step(state, ctx, [600, 7, 8, 9])
+    state, ctx = opened([1, 2, 3, 4, 5], vocab_size=V)
+    told(state, ctx, [600, 7, 8, 9])
     ctx.vocab_size = 2 * ROWS + V
     ctx.ids = [*ctx.ids, 5 + ROWS]
     assert 601 not in state.draft(ctx).tokens
 
 
 def test_bytes_are_said_with_the_rows_and_an_ended_answer_holds_no_logits() -> None:
-    state, ctx = opened([1, 2, 3])
-    step(state, ctx, [600, 7, 8, 9])
+    state, ctx = opened([1, 2, 3], vocab_size=V)
+    told(state, ctx, [600, 7, 8, 9])
     state.draft(ctx)
     room = (*state.search, state.rows)
     held = state.text.nbytes + state.mixer.nbytes + sum(array.nbytes for array in room)
     assert ROWS * ROW.itemsize <= held <= Auto().bytes_for(0)
-    step(state, ctx, [600, 7, 8, 9])
+    told(state, ctx, [600, 7, 8, 9])
     assert state.passed is not None
     state.end(ctx)
     assert state.passed is None
@@ -121,7 +113,7 @@ def test_bytes_are_said_with_the_rows_and_an_ended_answer_holds_no_logits() -> N
 def test_passes_that_were_not_drafted_for_are_learnt_from_later() -> None:
     """Nobody asks in a pause: the next draft knows all of it, as if there had been none."""
     text = [random.Random(3).randrange(20) for _ in range(300)]
-    state, ctx = opened(text[:200])
+    state, ctx = opened(text[:200], vocab_size=V)
     before = state.mixer.copy()
     for _ in range(16):
         ctx.ids = text[: len(ctx.ids) + 1]
@@ -132,7 +124,7 @@ def test_passes_that_were_not_drafted_for_are_learnt_from_later() -> None:
     assert state.emitted == 200
     state.draft(ctx)
     assert not np.array_equal(state.mixer.weights, before.weights)
-    fresh, other = opened(text[:200])
+    fresh, other = opened(text[:200], vocab_size=V)
     other.ids = ctx.ids
     fresh.take(other)
     fresh.emitted = 200
