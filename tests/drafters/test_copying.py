@@ -23,11 +23,39 @@ def drafted(spec: str | Drafter, ids: list[int], **options: object) -> tuple[int
     return parse(spec).open(ctx).draft(ctx).tokens
 
 
-def test_copyspec_copies_the_first_occurrence() -> None:
-    ids = [1, 2, 3, 10, 11, 1, 2, 3, 20, 21, 1, 2, 3]
-    assert drafted("copyspec(block=2)", ids) == (10, 11)
-    assert drafted("copyspec(block=2, match=last)", ids) == (20, 21)
-    assert drafted("copyspec(gamma=4)", ids) == ()
+TWICE = [1, 2, 3, 10, 11, 1, 2, 3, 20, 21, 1, 2, 3]
+LONG = list(range(100, 140))
+
+
+@pytest.mark.parametrize(
+    ("spec", "ids", "copied"),
+    [
+        # The first occurrence, or the last one.
+        ("copyspec(block=2)", TWICE, (10, 11)),
+        ("copyspec(block=2, match=last)", TWICE, (20, 21)),
+        ("copyspec(gamma=4)", TWICE, ()),
+        ("copyspec(block=0)", TWICE, ()),
+        # CopySpec ignores matches that overlap the query.
+        ("copyspec", [7] * 5, ()),
+        ("copyspec", [7] * 6, (7, 7, 7)),
+        ("copyspec(overlap=True)", [7] * 4, (7,)),
+        # Prompt lookup tries long n-grams first.
+        ("prompt_lookup(tokens=2)", [5, 9, 1, 2, 3, 4, 9, 2, 3], (4, 9)),
+        ("prompt_lookup(max=1, tokens=2)", [5, 9, 1, 2, 3, 4, 9, 2, 3], (4, 9)),
+        ("prompt_lookup(max=1, tokens=1, match=last)", [3, 1, 3, 2, 3], (2,)),
+        ("prompt_lookup", [1, 2, 3], ()),
+        # The longest match is preferred; longer ones give longer drafts.
+        ("longest_match(max=5)", [1, 2, 3, 4, 50, 9, 2, 3, 4, 60, 1, 2, 3, 4], (50, 9, 2, 3, 4)),
+        ("longest_match", [*LONG, 1, 2, 3, 104], tuple(LONG[5:10])),
+        ("longest_match", [*LONG, *LONG[:20]], (*LONG[20:], *LONG[:34])),
+    ],
+)
+def test_copies(spec: str, ids: list[int], copied: tuple[int, ...]) -> None:
+    assert drafted(spec, ids) == copied
+
+
+def test_a_block_of_none_is_still_looked_up() -> None:
+    assert parse("copyspec(block=0)").preferred_width() == 1
 
 
 def test_an_option_that_is_on_or_off_is_typed_in_any_case_and_takes_nothing_else() -> None:
@@ -39,36 +67,6 @@ def test_an_option_that_is_on_or_off_is_typed_in_any_case_and_takes_nothing_else
             parse(spec)
     with pytest.raises(OptionError, match="overlap must be True or False, got 'false'"):
         CopySpec(overlap="false")  # type: ignore[arg-type]
-
-
-def test_a_block_of_none_is_still_looked_up() -> None:
-    drafter = parse("copyspec(block=0)")
-    assert drafter.preferred_width() == 1
-    assert drafted(drafter, [1, 2, 3, 4, 1, 2, 3]) == ()
-
-
-def test_copyspec_ignores_matches_that_overlap_the_query() -> None:
-    assert drafted("copyspec", [7] * 5) == ()
-    assert drafted("copyspec", [7] * 6) == (7, 7, 7)
-    assert drafted("copyspec(overlap=True)", [7] * 4) == (7,)
-
-
-def test_prompt_lookup_tries_long_ngrams_first() -> None:
-    ids = [5, 9, 1, 2, 3, 4, 9, 2, 3]
-    assert drafted("prompt_lookup(tokens=2)", ids) == (4, 9)
-    assert drafted("prompt_lookup(max=1, tokens=2)", ids) == (4, 9)
-    assert drafted("prompt_lookup(max=1, tokens=1, match=last)", [3, 1, 3, 2, 3]) == (2,)
-    assert drafted("prompt_lookup", [1, 2, 3]) == ()
-
-
-def test_longest_match_prefers_longer_matches_and_drafts_further_after_them() -> None:
-    ids = [1, 2, 3, 4, 50, 9, 2, 3, 4, 60, 1, 2, 3, 4]
-    assert drafted("longest_match", ids)[0] == 50
-    text = list(range(100, 140))
-    short = drafted("longest_match", [*text, 1, 2, 3, 104])
-    long = drafted("longest_match", [*text, *text[:20]])
-    assert len(long) > len(short)
-    assert long[:5] == tuple(text[20:25])
 
 
 def test_longest_match_goes_on_into_its_own_copy() -> None:

@@ -156,21 +156,19 @@ def test_the_length_of_matches_can_be_chosen() -> None:
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_folders_that_are_not_ours_are_refused(tmp_path: Path) -> None:
+def test_folders_that_are_not_ours_or_not_finished_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="there is no folder"):
         Datastore.open(tmp_path / "nowhere")
-    with pytest.raises(LoadError, match="is not a corpus"):
-        Datastore.open(tmp_path)
-    for content, complaint in (
-        ('{"format": "something else"}', "not the header of a corpus"),
-        ("[1", "cannot be read"),
+    for made, content, complaint in (
+        (None, "", "is not a corpus"),
+        (files.HEADER, '{"format": "something else"}', "not the header of a corpus"),
+        (files.HEADER, "[1", "cannot be read"),
     ):
-        (tmp_path / files.HEADER).write_text(content)
+        if made is not None:
+            (tmp_path / made).write_text(content)
         with pytest.raises(LoadError, match=complaint):
             Datastore.open(tmp_path)
-
-
-def test_an_unfinished_build_is_named(tmp_path: Path) -> None:
+    (tmp_path / files.HEADER).unlink()
     (tmp_path / files.BUILDING).mkdir()
     with pytest.raises(LoadError, match="is not finished"):
         Datastore.open(tmp_path)
