@@ -15,6 +15,8 @@ import tiny
 from architectures import RECURRENT, VOCAB, build, prompt
 from draftsmith import accelerate
 from draftsmith.core.drafter import Drafter
+from draftsmith.drafters.cascade import Cascade
+from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.drafters.draft_model import draft_model
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.longest_match import LongestMatch
@@ -297,31 +299,39 @@ def contents(runner: Any, row: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.parametrize(("name", "copier"), [("shallower", Parrot), ("tli", LongestMatch)])
+@pytest.mark.parametrize("behind", [False, True], ids=["alone", "behind copies"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_drafters_cache_equals_a_fresh_prefill(
-    name: str, copier: type[Drafter], monkeypatch: pytest.MonkeyPatch
+    name: str,
+    copier: type[Drafter],
+    behind: bool,
+    temperature: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After every draft, whatever was accepted of the one before."""
+    """After every draft, whoever drafted before and whatever was accepted of it."""
     monkeypatch.setattr(draft_model, "LongestMatch", copier)
-    serving = engine(drafters()[name])
-    bound: Any = serving.drafter
+    model = drafters()[name]
+    serving = engine(Cascade((CopySpec(gamma=1, block=4), model)) if behind else model)
+    bound: Any = serving.drafter.drafters[1] if behind else serving.drafter  # type: ignore[attr-defined]
     checked = 0
     original = bound.draft
 
     def checking(states: Any, contexts: Any) -> Any:
         nonlocal checked
         made = original(states, contexts)
-        for state in states:
-            row, runner = state.row, bound.runner
+        for state, ctx in zip(states, contexts, strict=True):
+            row, runner, text = state.row, bound.runner, bound.translate().begin(ctx)
             fresh: Any = Runner(runner.loaded)
             again = fresh.open([*row.ids, 3])
             fresh.prefill(again)
             for ours, theirs in zip(contents(runner, row), contents(fresh, again), strict=True):
                 torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
-            assert state.translation.ids == (row.ids + row.pending)[: len(state.translation.ids)]
+            assert state.translation.ids == text == (row.ids + row.pending)[: len(text)]
             checked += 1
         return made
 
     object.__setattr__(bound, "draft", checking)
     serving.max_batch = 3
-    serving.generate(TEXTS, max_new_tokens=20)
+    found = serving.generate(TEXTS, max_new_tokens=30, temperature=temperature, seed=1)
     assert checked > 12
+    assert any("copyspec" in one.stats.by_source for one in found) == behind
