@@ -21,8 +21,9 @@ from draftsmith.drafters.registry import parse
 from draftsmith.engine import request
 from draftsmith.engine.call import Call, Stream
 from draftsmith.engine.chat import Chat
+from draftsmith.engine.drafting import BudgetSpec, Drafting, checked_budget
 from draftsmith.engine.memory import usual_limit
-from draftsmith.engine.request import BudgetSpec, Drafting, Options, Request
+from draftsmith.engine.request import Options, Request
 from draftsmith.engine.resources import Resources
 from draftsmith.engine.sequence import partial_results, raise_failures
 from draftsmith.engine.thread import EngineThread, Handle
@@ -134,7 +135,7 @@ class Engine:
         read; UnsupportedError, with the reason, if the model cannot be used, or not with `exact` on
         this processor.
         """
-        chosen, self.budget = parse(drafter), request.checked_budget(budget)
+        chosen, self.budget = parse(drafter), checked_budget(budget)
         max_batch = number("max_batch", max_batch, int, least=1)
         prefixes = number("prefixes", prefixes, int, least=0)
         answers = number("answers", answers, int, least=0, note="(bytes)")
@@ -309,7 +310,7 @@ class Engine:
             made = self._default[self.drafter]
         else:
             made = self._recent(config) or self._new(config)
-        return made if budget is None else replace(made, budget=request.checked_budget(budget))
+        return made if budget is None else replace(made, budget=checked_budget(budget))
 
     def _recent(self, config: Drafter) -> Drafting | None:
         """Return what a recent call has bound, and mark it as the most recent."""
@@ -335,5 +336,4 @@ class Engine:
         return made
 
     def _bound(self, config: Drafter) -> Drafting:
-        made = Drafting.of(self.model, config, self.budget, self.cost)
-        return replace(made, answers=self.answers)
+        return Drafting.of(self.model, config, self.budget, self.cost, self.answers)

@@ -6,7 +6,7 @@ import copy
 import gc
 from collections import abc
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from types import FunctionType, ModuleType
 from typing import Any, Literal, SupportsFloat, SupportsIndex, TypedDict
 
@@ -14,28 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftsmith.core.budget import Budget, FixedBudget
-from draftsmith.core.cost import CostCurve
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import Distribution, Gumbel, Processor, SamplingParams, TorchSampler
-from draftsmith.core.sequence import Stalls, end_rule
-from draftsmith.core.target import Needs
-from draftsmith.drafters.answer_cache import AnswerCache
+from draftsmith.core.sequence import end_rule
+from draftsmith.engine.drafting import Drafting
 from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import OptionError, PromptError, UnknownName
 from draftsmith.model import generation_config
 from draftsmith.model.load import check_mode
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.openmp import end_team
-from draftsmith.model.taps import needs_of
 from draftsmith.text import tokenizer as text
 from draftsmith.text.grammar import Compiled, Grammar, GrammarState
 from draftsmith.text.thoughts import ThinkingState, Thoughts
 from draftsmith.text.vocab import Vocabulary
-from draftsmith.values import is_number, number, shown, token_ids
-
-BudgetSpec = int | Literal["auto", "drafter"]
-"""Draft nodes per step: a number, `auto` (as many as pay), or `drafter` (the drafter's width)."""
+from draftsmith.values import is_number, shown, token_ids
 
 DRAFT_SEED = 0x9E3779B97F4A7C15
 """Separates a drafter's draws from the target's, also from those of seed + 1."""
@@ -100,52 +92,6 @@ _INSTEAD = {
     "pass it to Engine(…), for all its answers",
 )  # fmt: skip
 """Option names of transformers and of servers → what to use here."""
-
-
-@dataclass(frozen=True)
-class Drafting:
-    """Drafter, budget and cost of a model's answers, for any number of sequences."""
-
-    model: LoadedModel
-    drafter: Drafter
-    """The drafter, bound to the model."""
-    needs: Needs
-    budget: BudgetSpec
-    cost: CostCurve
-    answers: AnswerCache | None = None
-    """Store of earlier answers, if the engine has one."""
-    stalls: Stalls = field(default_factory=Stalls)
-    """Counts the passes that the drafter delayed."""
-
-    @classmethod
-    def of(
-        cls, model: LoadedModel, drafter: Drafter, budget: BudgetSpec, cost: CostCurve
-    ) -> Drafting:
-        """Bind a drafter to a model; this may load another model."""
-        bound = drafter.bind(model.facts)
-        made = cls(model, bound, needs_of(bound, model), budget, cost)
-        end_team()  # binding may have run passes; the next ones may run in another thread
-        return made
-
-    def sequence(self, ids: abc.Sequence[int], **options: Any) -> TextSequence:
-        """Create a sequence that can start; `options` are further arguments of `TextSequence`."""
-        return TextSequence(
-            ids,
-            drafter=self.drafter,
-            needs=self.needs,
-            budget=self._budget(),
-            vocab_size=self.model.vocab_size,
-            stalls=self.stalls,
-            **options,
-        )
-
-    def _budget(self) -> Budget:
-        width = self.drafter.preferred_width()
-        if width == 0:
-            return FixedBudget(0)
-        if self.budget == "auto":
-            return self.drafter.auto_budget(self.cost)
-        return FixedBudget(width if self.budget == "drafter" else self.budget)
 
 
 @dataclass(frozen=True)
@@ -257,7 +203,8 @@ class Request:
         )
         room, limit = model.context_length, params.max_new_tokens
         why = self.drafting.needs.why
-        sequence = self.drafting.sequence(
+        sequence = TextSequence(
+            self.drafting,
             ids,
             distribution=distribution,
             sampler=(
@@ -272,7 +219,6 @@ class Request:
             prediction=self.prediction,
             draft_seed=None if params.seed is None else (params.seed ^ DRAFT_SEED) % 2**63,
             device=model.device,
-            tokenizer=model.tokenizer,
             stream=stream,
             remarks=notices(model, settings) + ((why,) if why else ()),
             began=self.began,
@@ -350,19 +296,6 @@ def end_ids(model: LoadedModel) -> list[int]:
 def notices(model: LoadedModel, settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return why a model cannot be accelerated fully, or which of its settings are not applied."""
     return model.reasons + generation_config.not_applied(settings)
-
-
-def checked_budget(budget: object) -> BudgetSpec:
-    """Return a budget; digits in a string count as a number. Raises OptionError."""
-    if isinstance(budget, str):
-        if budget == "auto":
-            return "auto"
-        if budget == "drafter":
-            return "drafter"
-        if budget.isdecimal():
-            return int(budget)
-    note = "(draft nodes per pass), 'auto' or 'drafter'"
-    return number("budget", budget, int, least=0, note=note)
 
 
 def own(processors: tuple[Processor, ...]) -> tuple[Processor, ...]:

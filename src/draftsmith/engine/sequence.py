@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from draftsmith.core.sequence import Sequence
+import torch
+
+from draftsmith.core.sampling import Distribution, Sampler, SamplingParams
+from draftsmith.core.sequence import Sequence, StopRule
+from draftsmith.engine.drafting import Drafting
 from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import DraftsmithError, GenerationInterrupted
 from draftsmith.text.tokenizer import TextStream, decode
@@ -34,27 +38,49 @@ class TextSequence(Sequence):
 
     def __init__(
         self,
+        drafting: Drafting,
         ids: abc.Sequence[int],
         *,
-        tokenizer: Any = None,
+        distribution: Distribution,
+        sampler: Sampler,
+        limit: int,
+        stop_rules: abc.Sequence[StopRule],
+        sampling: SamplingParams,
+        draft_seed: int | None,
+        device: torch.device,
+        began: float,
+        prediction: abc.Sequence[int] = (),
+        padding: abc.Sequence[int] = (),
         stream: TextStream | None = None,
         remarks: tuple[str, ...] = (),
-        began: float | None = None,
         salt: str = "",
         preceding: tuple[int, ...] = (),
-        **options: Any,
     ) -> None:
-        """`options` are those of `Sequence`.
+        """`began`: time of the call, or of the request's arrival.
 
         `stream` decodes text while tokens arrive, for streaming and stop strings. `remarks` are
-        notices that report no failure. `began`: time of the call, or of the request's arrival
-        (default: now). Only requests with the same `salt` share cached prefixes. `preceding`:
-        tokens decoded before the answer, so that leading spaces survive.
+        notices that report no failure. Only requests with the same `salt` share cached prefixes.
+        `preceding`: tokens decoded before the answer, so that leading spaces survive.
         """
-        super().__init__(ids, **options)
-        self.tokenizer, self.stream, self.remarks = tokenizer, stream, remarks
-        self.began = perf_counter() if began is None else began
-        self.salt, self.preceding = salt, preceding
+        super().__init__(
+            ids,
+            drafter=drafting.drafter,
+            needs=drafting.needs,
+            budget=drafting.new_budget(),
+            stalls=drafting.stalls,
+            vocab_size=drafting.model.vocab_size,
+            distribution=distribution,
+            sampler=sampler,
+            limit=limit,
+            stop_rules=stop_rules,
+            sampling=sampling,
+            draft_seed=draft_seed,
+            device=device,
+            prediction=prediction,
+            padding=padding,
+        )
+        self.tokenizer, self.stream, self.remarks = drafting.model.tokenizer, stream, remarks
+        self.began, self.salt, self.preceding = began, salt, preceding
         self.rewinds = False
         """Whether the next request is expected to reuse only a part of this one's row."""
         self.keeps_drafter = False

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from draftsmith.drafters.registry import parse
+from draftsmith.engine.drafting import checked_budget
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.request import checked_budget
 from draftsmith.errors import DraftsmithError, OptionError
 from draftsmith.model.loaded import last_part
 from draftsmith.server.settings import Settings

@@ -39,7 +39,7 @@ from draftsmith.core.sequence import Sequence
 from draftsmith.core.stats import Stats, total
 from draftsmith.drafters import registry
 from draftsmith.engine.call import Call
-from draftsmith.engine.request import BudgetSpec, Drafting, checked_budget
+from draftsmith.engine.drafting import BudgetSpec, Drafting, checked_budget
 from draftsmith.engine.resources import Resources
 from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
@@ -383,7 +383,8 @@ class Observer:
     ) -> TextSequence:
         """Make the sequence of a row: torch's generator draws, and the criteria end it."""
         limit, drafter = self.criteria.max_length, drafting.drafter
-        return drafting.sequence(
+        return TextSequence(
+            drafting,
             row[pads:].tolist(),
             padding=row[:pads].tolist(),
             distribution=self._distribution(_of_row(processors, index), row, drafting.model),

@@ -17,8 +17,8 @@ from torch import Tensor
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import Distribution
+from draftsmith.engine.drafting import Drafting
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.request import Drafting
 from draftsmith.engine.sequence import TextSequence
 from draftsmith.server.alternatives import Logprob, logprob_of
 from draftsmith.server.answers import Delta

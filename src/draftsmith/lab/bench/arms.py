@@ -9,8 +9,8 @@ from time import perf_counter
 from draftsmith.core.cost import CostCurve, RecordedCost
 from draftsmith.core.drafter import Drafter
 from draftsmith.drafters import registry
+from draftsmith.engine.drafting import BudgetSpec, checked_budget
 from draftsmith.engine.engine import Engine
-from draftsmith.engine.request import BudgetSpec, checked_budget
 from draftsmith.errors import DrafterError, OptionError, UnknownName
 from draftsmith.lab.bench import peers
 from draftsmith.lab.bench.answer import Answer, Ask

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from draftsmith.engine.request import BudgetSpec, end_ids
+from draftsmith.engine.drafting import BudgetSpec
+from draftsmith.engine.request import end_ids
 from draftsmith.errors import OptionError, UnknownName
 from draftsmith.lab.bench.answer import Answer, Ask
 from draftsmith.model.load import load

@@ -126,7 +126,7 @@ def estimate(
 
     draftsmith bench estimate log.jsonl --tokenizer MODEL --cost cost.json
     """
-    from draftsmith.engine.request import checked_budget
+    from draftsmith.engine.drafting import checked_budget
     from draftsmith.lab.bench.cost import CostTable, parse_cost
     from draftsmith.lab.bench.estimate import automatic
     from draftsmith.lab.bench.estimate import estimate as predict

@@ -69,7 +69,7 @@ def run(
     draftsmith bench run prompts.jsonl -a none -a copyspec@4 -a copyspec@16 --limit 10
     """
     from draftsmith.core.sampling import SamplingParams
-    from draftsmith.engine.request import checked_budget
+    from draftsmith.engine.drafting import checked_budget
     from draftsmith.lab.bench.arms import build, parse_arm
     from draftsmith.lab.bench.cost import curve, parse_cost, recorded
     from draftsmith.storage import check_writable
