@@ -176,13 +176,10 @@ class Engine:
         default = self._bound(chosen)
         self.drafter = default.drafter
         self._default = {chosen: default, self.drafter: default}
-        self._called: OrderedDict[Drafter, Drafting] = OrderedDict()
+        self._called: OrderedDict[Drafter, _Called] = OrderedDict()
         """Drafters from calls, the most recent last."""
         self._lock = threading.Lock()
-        """Protects `_called` and `_binding`."""
-        self._binding: dict[Drafter, threading.RLock] = {}
-        """Locks of drafters that are being bound, which may load a model: calls with the same
-        drafter wait for it, other calls do not."""
+        """Protects `_called`."""
         most = usual_limit(model.device) if memory is None else memory
         self.max_batch = max_batch
         self.resources = Resources(model, self.cost, most, prefixes)
@@ -309,31 +306,27 @@ class Engine:
         if drafter is None or (config := parse(drafter)) in self._default:
             made = self._default[self.drafter]
         else:
-            made = self._recent(config) or self._new(config)
+            made = self._of_call(config)
         return made if budget is None else replace(made, budget=checked_budget(budget))
 
-    def _recent(self, config: Drafter) -> Drafting | None:
-        """Return what a recent call has bound, and mark it as the most recent."""
+    def _of_call(self, config: Drafter) -> Drafting:
+        """Bind a call's drafter, unless a recent call has; forget the least recent one."""
         with self._lock:
-            if (made := self._called.get(config)) is not None:
-                self._called.move_to_end(config)
-            return made
-
-    def _new(self, config: Drafter) -> Drafting:
-        """Bind a call's drafter, unless another thread has just done so; drop the oldest one."""
-        with self._lock:
-            lock = self._binding.setdefault(config, threading.RLock())
-        with lock:
-            try:
-                made = self._recent(config) or self._bound(config)
-                with self._lock:
-                    self._called[config] = made
-                    if len(self._called) > _CALLED:
-                        self._called.popitem(last=False)
-            finally:
-                with self._lock:
-                    self._binding.pop(config, None)
-        return made
+            called = self._called.setdefault(config, _Called())
+            self._called.move_to_end(config)
+            if len(self._called) > _CALLED:
+                self._called.popitem(last=False)
+        with called.lock:
+            called.drafting = called.drafting or self._bound(config)
+            return called.drafting
 
     def _bound(self, config: Drafter) -> Drafting:
         return Drafting.of(self.model, config, self.budget, self.cost, self.answers)
+
+
+class _Called:
+    """A drafter from a call. Binding may load a model: calls with the same drafter wait for it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.drafting: Drafting | None = None
