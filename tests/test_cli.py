@@ -593,6 +593,28 @@ def test_closed_pipe_is_no_error(endless: list[str]) -> None:
     assert beside_waits(errors) == ""
 
 
+@pytest.mark.parametrize("words", ["run --help", "--version", "models"])
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such pipes")
+def test_help_into_a_closed_pipe_is_no_error(words: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "draftsmith", *words.split()]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_it_quietly(tmp_path: Path) -> None:
+    (tmp_path / "cyclopts.py").write_text("raise KeyboardInterrupt")
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-m", "draftsmith", "--version"],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_full_disk(endless: list[str]) -> None:

@@ -27,6 +27,7 @@ from rich.text import Text
 
 import draftsmith
 from draftsmith.cli import completion, defaults
+from draftsmith.cli.report import Output
 from draftsmith.errors import LoadError, OptionError, UnknownName
 
 GROUP = "draftsmith.commands"
@@ -69,6 +70,7 @@ def application(words: Sequence[str] = ()) -> App:
         help=f"{draftsmith.__doc__}\n\nStart with: draftsmith demo",
         help_format="plaintext",
         help_formatter=_Help(),
+        console=Output(),
         config=(partial(defaults.fill, commands), partial(check, words)),
         version=f"draftsmith {draftsmith.__version__}",
         default_parameter=Parameter(

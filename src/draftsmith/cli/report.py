@@ -58,6 +58,13 @@ def ending(error: BaseException) -> int:
     raise error
 
 
+class Output(Console):
+    """A console that raises BrokenPipeError, as a file does, and does not end the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
 def _drop_stdout() -> None:
     # Python flushes stdout once more at exit, and would complain there.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,7 +85,7 @@ def stderr() -> Console:
 
 def stdout(*, stderr: bool = False) -> Console:
     """The console for the answer."""
-    console = Console(stderr=stderr, highlight=False)
+    console = Output(stderr=stderr, highlight=False)
     if not console.is_terminal:
         console.width = 10_000  # files and pipes get whole lines
     return console
