@@ -132,8 +132,7 @@ class Resources:
                     "three quarters of the free memory); shorten the prompt, reduce "
                     "max_new_tokens, or raise memory"
                 )
-        sequence.exact = self.model.exact is not None
-        if sequence.exact and autocast_mode(self.model.device):
+        if self.model.exact is not None and autocast_mode(self.model.device):
             raise OptionError("exact=True does not work under autocast; leave its context first")
 
     def fits(self, sequence: TextSequence) -> bool:

@@ -79,7 +79,7 @@ class TextSequence(Sequence):
             prediction=prediction,
             padding=padding,
         )
-        self.tokenizer, self.stream, self.remarks = drafting.model.tokenizer, stream, remarks
+        self.model, self.stream, self.remarks = drafting.model, stream, remarks
         self.began, self.salt, self.preceding = began, salt, preceding
         self.rewinds = False
         """Whether the next request is expected to reuse only a part of this one's row."""
@@ -102,8 +102,6 @@ class TextSequence(Sequence):
         """Whether its row has to keep the state at the prompt's end (`Runner.mark`)."""
         self.need: Any = None
         """Maximum memory it can use (`memory.Need`); None: not computed yet."""
-        self.exact = False
-        """Whether its passes compute every token in the same way in any batch."""
         self.admitted: float | None = None
         """Time at which its row was opened."""
         self.thread = 0
@@ -145,8 +143,8 @@ class TextSequence(Sequence):
         tokens = self.ids[new.start : new.stop]
         if self.stream is not None:
             text = "".join(self.released[:booked]) + held
-        elif self.tokenizer is not None:
-            text = decode(self.tokenizer, tokens, preceding=self.preceding)
+        elif self.model.tokenizer is not None:
+            text = decode(self.model.tokenizer, tokens, preceding=self.preceding)
         else:
             text = ""
         return GenerationResult(
@@ -159,9 +157,9 @@ class TextSequence(Sequence):
             logprobs=None if self.logprobs is None else self.logprobs[:booked],
             prompt_tokens=self.ids[: self.prompt_length],
             notices=(*self.remarks, *self.notices.values()),
-            exact=self.exact,
+            exact=self.model.exact is not None,
             preceding=self.preceding,
-            tokenizer=self.tokenizer,
+            tokenizer=self.model.tokenizer,
         )
 
 
