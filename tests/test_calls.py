@@ -224,12 +224,19 @@ def test_e9_what_are_no_ids_is_named(wrong: Any) -> None:
         ([{"role": "user", "content": [5]}], r"content of a message must be a text.*, got \[5\]"),
         ([{"role": "user", "content": "\ud800"}], "whole characters"),
         ([{"role": 5, "content": "x"}], "role of a message must be a text, got 5"),
+        ([{"text": "hello"}], "'role' and 'content'"),
+        ("", "empty"),
+        ([], "empty"),
+        ([""], "empty"),
+        ([5] * 600, "600 tokens.*context is 512"),
+        ([5, 99999], "99999"),
+        (None, "NoneType"),
     ],
 )
 def test_e9_a_prompt_that_cannot_be_written_is_named(prompt: Any, said: str) -> None:
     with pytest.raises(PromptError, match=said):
         ENGINE.generate(prompt, max_new_tokens=2)
-    if not isinstance(prompt, list) or isinstance(prompt[0], dict):
+    if prompt != ["a", "\udc00"]:  # two prompts
         with pytest.raises(PromptError, match=said):
             ENGINE.stream(prompt, max_new_tokens=2)
 
@@ -329,6 +336,19 @@ def test_both_ways_to_make_an_engine_know_the_same_options() -> None:
         (lambda: Engine(MODEL, budget=np.array([4, 5])), "budget must be .*, got array"),
         (lambda: ENGINE.chat(5), "system must be a text, got 5"),
         (lambda: ENGINE.chat(history=[]), "unknown option 'history'. Set or edit `chat.messages`"),
+        *(((lambda given=given: ENGINE.generate(IDS, **given)), said) for given, said in (
+            ({"drafter": "copyspec(match='middle')"}, "'middle'"),
+            ({"drafter": "prompt_lookup(min=4)"}, "min must be <= max=3, got 4"),
+            ({"drafter": "copyspec(3)"}, "options need names"),
+            ({"drafter": "copyspec(gamma="}, "cannot be parsed"),
+            ({"n": 0}, "n must be an integer >= 1, got 0"),
+            ({"seed": 2**64}, f">= {-(2**63)} and <= {2**64 - 1}"),
+            ({"seed": 2**64 - 1, "n": 2}, f"got {2**64}"),
+            ({"temperature": 1e-45}, r"must be 0 \(greedy\) or at least 1e-30, got 1e-45"),
+            ({"stop": ["", "a"]}, "non-empty strings"),
+            ({"stop_token_ids": ["a"]}, "token ids"),
+            ({"stop_token_ids": [99999]}, "99999"),
+            ({"logit_bias": {99999: 1.0}}, "99999"))),
         (lambda: ENGINE.generate(IDS, stop=5), r"stop must be non-empty strings, got \(5,\)"),
         (lambda: ENGINE.generate(IDS, processors=5), "processors must be functions .*, got 5"),
         (lambda: ENGINE.generate(IDS, logit_bias=5), "logit_bias must map .*, got 5"),
@@ -429,6 +449,11 @@ def test_e9_options_from_elsewhere_get_a_hint(
         (lambda: accelerate(tiny.model(), draftr="x"), "Did you mean 'drafter'"),
         (lambda: ENGINE.generate(IDS, torch_dtype="x"), "Pass it to Engine"),
         (lambda: ENGINE.generate(IDS, max_batch=4), "Pass it to Engine"),
+        (lambda: ENGINE.generate(IDS, drafter="copyspec(gama=3)"), "Did you mean 'gamma'"),
+        (lambda: ENGINE.generate(IDS, do_sample=2), "temperature"),
+        (lambda: ENGINE.generate(IDS, max_length=2), "max_new_tokens"),
+        (lambda: ENGINE.generate(IDS, num_return_sequences=2), "Use n"),
+        (lambda: ENGINE.generate(IDS, num_beams=2), "Beam search"),
         (lambda: ENGINE.generate(IDS, max_tokens=4), "Did you mean 'max_new_tokens'"),
         (lambda: ENGINE.generate(IDS, response_format={}), "Grammar.json_schema"),
         (lambda: ENGINE.generate(input_ids=IDS), "Pass it first"),
