@@ -15,7 +15,7 @@ from torch import Tensor
 
 import tiny
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import GenerationInterrupted, LoadError, OptionError
+from draftsmith.errors import LoadError, OptionError
 from heap import young_heap
 
 INTERRUPTED = """
@@ -134,24 +134,6 @@ def test_a_submitted_answer_may_be_cancelled_and_waited_for(engine: Engine) -> N
     assert repr(handle) == "Handle(cancelled)"
     assert result.tokens == [first.token, *(piece.token for piece in handle)]
     assert not engine.resources.admitted
-
-
-def test_a_submitted_answer_raises_what_generate_raises(engine: Engine) -> None:
-    def fails(ids: Tensor, scores: Tensor) -> Tensor:
-        if ids.shape[1] > len(engine.model.tokenizer.encode("hello world")) + 2:
-            raise ZeroDivisionError("its own")
-        return scores
-
-    with pytest.raises(GenerationInterrupted, match="its own") as expected:
-        engine.generate("hello world", processors=[fails], **OPTIONS)
-    beside, handle = (engine.submit("hello world", processors=p, **OPTIONS) for p in ([], [fails]))
-    with pytest.raises(GenerationInterrupted) as found:
-        handle.result()
-    assert str(found.value) == str(expected.value)
-    assert found.value.partial[0].tokens == expected.value.partial[0].tokens
-    assert len(beside.result().tokens) == 12
-    with pytest.raises(OptionError, match="max_new_tokens"):
-        engine.submit("hello world", max_new_tokens=-1)
 
 
 @young_heap()

@@ -399,16 +399,6 @@ def test_processors_come_in_the_order_of_transformers(monkeypatch: pytest.Monkey
         assert any("typical_p=0.9 is not applied" in notice for notice in found.notices)
 
 
-def test_a_model_put_into_training_mode_is_refused() -> None:
-    late = Engine.from_pretrained(copy.deepcopy(tiny.model()), tokenizer=tiny.tokenizer())
-    late.model.model.train()
-    for call in (late.generate, late.stream, late.submit):
-        with pytest.raises(OptionError, match=r"training mode.*model\.eval\(\)"):
-            call(IDS)
-    late.model.model.eval()
-    assert late.generate(IDS, max_new_tokens=3).tokens
-
-
 class Guided:
     """Holds a model beside a state of its own, as transformers' guidance does."""
 
