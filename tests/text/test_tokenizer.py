@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import abc
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 import tiny
@@ -27,30 +25,8 @@ from draftsmith.text.vocab import Vocabulary
 
 
 def test_what_a_tokenizer_puts_first() -> None:
-    class Bos:
-        bos_token_id = 1
-
-        def __call__(self, text: str) -> dict[str, list[int]]:
-            return {"input_ids": [1, *map(ord, text)]}
-
-    assert opening(Bos()) == (1,)
+    assert opening(tiny.sentencepiece()) == (1,)
     assert opening(tiny.tokenizer()) == ()
-
-
-@cache
-def byte_fallback() -> Any:
-    """SentencePiece's kind: a space before the first word is dropped, other bytes are tokens."""
-    names = ["</s>", "▁", "a", "▁the", "日", *(f"<0x{byte:02X}>" for byte in range(256))]
-    made = Tokenizer(models.BPE({n: i for i, n in enumerate(names)}, [], byte_fallback=True))
-    made.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>")
 
 
 class Counting:
@@ -73,7 +49,11 @@ def plain(*data: int) -> list[int]:
 
 def fallback(*data: int) -> list[int]:
     """The ids of bytes in the other one."""
-    return [5 + byte for byte in data]
+    ids: list[int] = tiny.sentencepiece().convert_tokens_to_ids([f"<0x{i:02X}>" for i in data])
+    return ids
+
+
+LETTER, SPACE, WORD = tiny.sentencepiece().convert_tokens_to_ids(["a", "▁", "▁time"])
 
 
 BYTES = (0x61, 0x20, 0xE6, 0x97, 0xA5, 0xF0, 0x9F, 0xA6, 0x8A, 0xFF, 0x80)
@@ -94,14 +74,14 @@ def test_pieces_of_any_bytes_join_to_the_whole_text(chosen: list[int]) -> None:
 @given(
     st.lists(
         st.sampled_from(
-            [[0], [1], [2], [3], [4], fallback(*"日".encode()), fallback(*"🦊".encode())]
+            [[2], [SPACE], [LETTER], [WORD], fallback(*"日".encode()), fallback(*"🦊".encode())]
         )
     )
 )
 @settings(max_examples=100)
 def test_pieces_of_byte_tokens_join_to_the_whole_text(parts: list[list[int]]) -> None:
     """Whole characters of one to four bytes, control tokens and spaces between them."""
-    tokenizer, ids = byte_fallback(), [i for part in parts for i in part]
+    tokenizer, ids = tiny.sentencepiece(), [i for part in parts for i in part]
     assert "".join(token_texts(tokenizer, ids)) == decode(tokenizer, ids)
 
 
@@ -111,13 +91,13 @@ def test_pieces_of_byte_tokens_join_to_the_whole_text(parts: list[list[int]]) ->
         (tiny.tokenizer, plain(0xFF)),
         (tiny.tokenizer, plain(0xE6, 0x97)),
         (tiny.tokenizer, [0]),
-        (byte_fallback, fallback(0xFF)),
-        (byte_fallback, fallback(0x97, 0xA5, 0xE6)),
-        (byte_fallback, [0]),
+        (tiny.sentencepiece, fallback(0xFF)),
+        (tiny.sentencepiece, fallback(0x97, 0xA5, 0xE6)),
+        (tiny.sentencepiece, [2]),
     ],
     ids=["bad bytes", "cut characters", "control", "bad fallback", "shifted", "fallback control"],
 )
-@pytest.mark.parametrize("first", [[], [2]], ids=["at once", "behind text"])
+@pytest.mark.parametrize("first", [[], [LETTER]], ids=["at once", "behind text"])
 def test_what_becomes_no_character_is_streamed_in_linear_time(
     make: Any, pattern: list[int], first: list[int]
 ) -> None:
@@ -139,9 +119,9 @@ def test_what_becomes_no_character_is_streamed_in_linear_time(
 
 
 def test_text_behind_bytes_that_are_none_comes_at_once() -> None:
-    tokenizer = byte_fallback()
-    ids = [2, *fallback(0xFF) * 9, 3, 3]
-    assert token_texts(tokenizer, ids)[-2:] == ["\ufffd" * UNFINISHED + " the", " the"]
+    ids = [LETTER, *fallback(0xFF) * 9, WORD, WORD]
+    texts = token_texts(tiny.sentencepiece(), ids)
+    assert texts[-2:] == ["\ufffd" * UNFINISHED + " time", " time"]
     texts = token_texts(tiny.tokenizer(), plain(0xFF) * 9 + plain(*"🦊".encode()))
     assert texts[-1] == "🦊"
     assert "".join(texts) == "\ufffd" * 9 + "🦊"
@@ -171,7 +151,7 @@ def test_what_may_begin_a_stop_string_is_held_back() -> None:
 
 @pytest.mark.parametrize("form", ["bytes", "fallback"])
 def test_s6_a_token_begins_where_all_before_it_has_ended(form: str) -> None:
-    tokenizer = tiny.tokenizer() if form == "bytes" else byte_fallback()
+    tokenizer = tiny.tokenizer() if form == "bytes" else tiny.sentencepiece()
     made = plain if form == "bytes" else fallback
     letter = tokenizer.convert_tokens_to_ids("a")
     bad, euro, fox = made(0xFF), made(*"€".encode()), made(*"🦊".encode())
