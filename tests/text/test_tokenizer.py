@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
@@ -60,6 +60,7 @@ BYTES = (0x61, 0x20, 0xE6, 0x97, 0xA5, 0xF0, 0x9F, 0xA6, 0x8A, 0xFF, 0x80)
 
 
 @given(st.lists(st.integers(0, 5 + len(BYTES)), max_size=40))
+@example([11, 12, 13, 15])  # three bytes of a character, and one that does not go on
 @settings(max_examples=100)
 def test_pieces_of_any_bytes_join_to_the_whole_text(chosen: list[int]) -> None:
     tokenizer, known = tiny.tokenizer(), [0, 1, 2, 300, 301, 302, *plain(*BYTES)]
