@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 import tiny
+from draftsmith.text import spelling
 from draftsmith.text.tokenizer import (
     UNFINISHED,
     StreamDecoder,
@@ -60,7 +62,6 @@ BYTES = (0x61, 0x20, 0xE6, 0x97, 0xA5, 0xF0, 0x9F, 0xA6, 0x8A, 0xFF, 0x80)
 
 
 @given(st.lists(st.integers(0, 5 + len(BYTES)), max_size=40))
-@example([11, 12, 13, 15])  # three bytes of a character, and one that does not go on
 @settings(max_examples=100)
 def test_pieces_of_any_bytes_join_to_the_whole_text(chosen: list[int]) -> None:
     tokenizer, known = tiny.tokenizer(), [0, 1, 2, 300, 301, 302, *plain(*BYTES)]
@@ -126,6 +127,18 @@ def test_text_behind_bytes_that_are_none_comes_at_once() -> None:
     texts = token_texts(tiny.tokenizer(), plain(0xFF) * 9 + plain(*"🦊".encode()))
     assert texts[-1] == "🦊"
     assert "".join(texts) == "\ufffd" * 9 + "🦊"
+
+
+def test_characters_that_tokens_cut_are_whole() -> None:
+    """Each token ends a character and begins the next one, for longer than text is held back."""
+    letters = {byte: letter for letter, byte in spelling._ALPHABET.items()}
+    start, end = "🦊".encode()[:2], "🦊".encode()[2:]
+    names = ["".join(letters[byte] for byte in data) for data in (start, end + start, end)]
+    made = Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token=names[0]))
+    made.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
+    assert token_texts(tokenizer, [0, *[1] * 9, 2])[-1] == "🦊" * 10
+    assert any(token_texts(tokenizer, [0, *[1] * 30])[:-1])
 
 
 def test_a_stream_shows_bytes_that_are_no_text_while_they_come() -> None:
