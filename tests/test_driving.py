@@ -195,5 +195,5 @@ def test_streams_that_are_collected_amid_a_pass_free_their_rows(engine: Engine) 
     assert len(engine.resources.admitted) == 2
     assert engine.generate("hello world", processors=[collects], **OPTIONS).tokens == whole
     assert not engine.resources.admitted
-    memory: Any = engine.resources.prefixes.runner
+    memory: Any = engine.resources.runner
     assert len(memory.store._rows) == len(engine.resources.prefixes)

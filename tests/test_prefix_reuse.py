@@ -77,7 +77,7 @@ def test_e10_longer_and_other_prompts_in_turn(name: str) -> None:
 @pytest.mark.parametrize("name", ["gemma3_text", "falcon_h1"])
 def test_e10_prompts_in_one_call_and_chunks(name: str) -> None:
     engine = engine_of(name, max_batch=4)
-    engine.resources.prefixes.runner.chunk = 50
+    engine.resources.runner.chunk = 50
     prompts = [[*prompt(120), *prompt(9, 30 + n)] for n in range(3)] * 2
     for _ in range(2):
         found = engine.generate(prompts, max_new_tokens=15)
@@ -91,9 +91,9 @@ def test_e10_kept_prompts_count_as_memory(name: str) -> None:
     engine = engine_of(name)
     engine.generate(prompt(200), max_new_tokens=40)
     (kept,) = engine.resources.prefixes._kept
-    held = engine.resources.prefixes.runner.store.mark_bytes(kept.row)
+    held = engine.resources.runner.store.mark_bytes(kept.row)
     assert held > 0
-    assert kept.bytes >= held + engine.resources.prefixes.runner.row_bytes(kept.row.cached, False)
+    assert kept.bytes >= held + engine.resources.runner.row_bytes(kept.row.cached, False)
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -115,7 +115,7 @@ def test_e10_a_prompt_is_reused_or_it_is_said_why_not(name: str) -> None:
 
 def test_e10_a_prompt_that_parts_long_before_the_end() -> None:
     engine, shared = engine_of("mistral"), prompt(60)
-    engine.resources.prefixes.runner.chunk = 64
+    engine.resources.runner.chunk = 64
     engine.generate([*shared, *prompt(400, 7)], max_new_tokens=5)
     ids = [*shared, *prompt(400, 8)]
     other = engine.generate(ids, max_new_tokens=5)

@@ -309,7 +309,7 @@ def test_who_fails_fails_alone(how: str) -> None:
         if how != "nan":
             assert broken.error is error
             assert result.tokens == alone[2][:count]
-    rows = engine.resources.prefixes.runner.store._rows  # type: ignore[attr-defined]
+    rows = engine.resources.runner.store._rows  # type: ignore[attr-defined]
     assert len(rows) == len(engine.resources.prefixes)
 
 
@@ -383,8 +383,8 @@ def test_a_stream_that_is_dropped_gives_its_row_back_at_once(chat: bool) -> None
 def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass is made again without drafts, then with smaller chunks, then without the newest."""
     engine, alone = engine_of("llama"), engine_of("llama")
-    engine.resources.prefixes.runner.chunk = 128
-    runner, forward = engine.resources.prefixes.runner, engine.resources.prefixes.runner.forward
+    engine.resources.runner.chunk = 128
+    runner, forward = engine.resources.runner, engine.resources.runner.forward
     most = 40
 
     def narrow(rows: Any, drafts: Any, take: Any = None) -> Any:
@@ -410,7 +410,7 @@ def test_an_error_of_the_model_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_row_that_cannot_be_kept_is_nobodys_error(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of("llama")
-    runner: Any = engine.resources.prefixes.runner
+    runner: Any = engine.resources.runner
 
     def fails(_row: Any) -> None:
         raise MemoryError("no room for a buffer of its own")
@@ -461,7 +461,7 @@ def test_no_row_leaks() -> None:
 def reading() -> tuple[Engine, Driver]:
     """An engine that reads sixteen tokens of prompts in a pass, and its scheduler."""
     engine = engine_of("llama")
-    engine.resources.prefixes.runner.chunk = 16
+    engine.resources.runner.chunk = 16
     return engine, Driver(engine)
 
 
@@ -665,7 +665,7 @@ def test_recordings_and_draft_models_are_counted() -> None:
     model, ids = load(tiny.model(), tiny.tokenizer()), [5 + i % 300 for i in range(280)]
     engine = Engine(model, drafter="none", budget=4)
     sequence = job_of(engine, ids, max_new_tokens=100, drafter="pld_plus")
-    most = need([sequence], engine.resources.prefixes.runner)
+    most = need([sequence], engine.resources.runner)
     scheduler = Driver(engine)
     scheduler.add(sequence)
     row: Any = None
@@ -679,7 +679,7 @@ def test_recordings_and_draft_models_are_counted() -> None:
     engine = Engine(model, drafter=drafter, budget=4)
     engine.generate(ids, max_new_tokens=50)
     bound: Any = engine.drafter
-    counted = need([job_of(engine, ids, max_new_tokens=100)], engine.resources.prefixes.runner)
+    counted = need([job_of(engine, ids, max_new_tokens=100)], engine.resources.runner)
     assert counted.drafter >= 2 * model.row_bytes(380)
     assert 0 < 2 * bound.runner.store.held() <= counted.drafter
 
@@ -688,7 +688,7 @@ def test_what_an_engine_keeps_is_bounded_by_what_was_free(monkeypatch: pytest.Mo
     model = loaded("llama")
     monkeypatch.setattr(engine_memory, "free_bytes", lambda _: 4 * model.row_bytes(1000))
     engine = engine_of("llama", prefixes=1000)
-    memory: Any = engine.resources.prefixes.runner.store
+    memory: Any = engine.resources.runner.store
     for n in range(20):
         engine.generate(prompt(300, n), max_new_tokens=2)
         assert memory.held() <= 3 * model.row_bytes(1000)

@@ -243,11 +243,6 @@ def test_predictions_come_by_extra_args(on_small: Vllm) -> None:
     assert found["stats"]["by_source"]["prediction"]["accepted"] > 1500
 
 
-def test_what_cannot_be_hosted_is_refused_at_the_start(on_small: Vllm) -> None:
-    with pytest.raises(AssertionError, match="hidden states"):
-        on_small.run("pld_plus")
-
-
 def test_a_real_model_answers_the_same(on_smollm2: Vllm) -> None:
     found = on_smollm2.run("auto")
     assert on_smollm2.same(found["answers"][0]) <= 3

@@ -12,7 +12,6 @@ from draftsmith.drafters.draft_model.slem import beyond
 from draftsmith.lab.bench.suites import read
 from draftsmith.text.comparison import PIECE, Comparison, Usage, count
 from draftsmith.text.vocab import Vocabulary, intersect
-from work import calls
 
 TEXT = "hello world, the quick brown fox\njumps over  the lazy dog\n" * 9
 
@@ -113,20 +112,6 @@ def test_what_comes_back_of_real_texts(
     assert (back == texts) == (name != "t5-small")
     inside = [middle.bytes_of(middle.encode(text)) for text in texts]
     assert (inside == [text.encode() for text in texts]) == (name != "t5-small")
-
-
-@pytest.mark.slow
-def test_the_largest_pair_takes_a_dozen_calls_per_token(shared_data: Path) -> None:
-    """About two seconds; counted, not timed, since other work may run beside this."""
-    files = [shared_data / "tokenizers" / n / "tokenizer.json" for n in ("qwen2", "llama3")]
-    one, other = (Tokenizer.from_file(str(file)) for file in files)
-    made: list[Vocabulary] = []
-
-    def work() -> None:
-        made.extend(map(Vocabulary.of, (one, other)))
-        intersect(*made)
-
-    assert calls(work) <= 15 * sum(map(count, made))
 
 
 @pytest.mark.slow

@@ -117,14 +117,15 @@ class Resources:
         """`memory`: maximum bytes of all sequences. `prefixes`: number of finished rows to keep."""
         self.model, self.cost, self.memory = model, cost, memory
         self.turns = Turns()
-        self.prefixes = PrefixCache(Runner(model, rewinds=False), prefixes)
+        self.runner = Runner(model, rewinds=False)
+        self.prefixes = PrefixCache(self.runner, prefixes)
         self.admitted: list[TextSequence] = []
         """Sequences of all schedulers that have a row."""
 
     def check(self, sequence: TextSequence) -> None:
         """Raise OptionError for a sequence that can never fit into memory, or cannot be exact."""
         if self.memory < inf:
-            alone = need([sequence], self.prefixes.runner)
+            alone = need([sequence], self.runner)
             if sum(alone) > self.memory:
                 raise OptionError(
                     f"this request needs {alone} for {sequence.prompt_length} prompt tokens and up "
@@ -139,7 +140,7 @@ class Resources:
         """Return whether one more sequence fits into memory; drops the oldest kept rows for it."""
         if self.memory == inf:
             return True
-        sequences, runner = [*self.admitted, sequence], self.prefixes.runner
+        sequences, runner = [*self.admitted, sequence], self.runner
         if sum(need(sequences, runner)) > self.memory:
             return False  # even without any kept row
         kept = self.prefixes.others(sequence)
@@ -188,4 +189,4 @@ class Resources:
         """
         needs = (sequence.need for sequence in list(self.admitted))
         held = sum(sum(need) for need in needs if need) + self.prefixes.bytes
-        return (held + self.prefixes.runner.store.idle_bytes()) / self.memory
+        return (held + self.runner.store.idle_bytes()) / self.memory

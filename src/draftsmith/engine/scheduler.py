@@ -32,8 +32,8 @@ class Scheduler:
         """`max_batch`: maximum number of sequences in a pass."""
         self.resources, self.max_batch = resources, max_batch
         # Without kept rows, the model may have changed since the last call.
-        kept = resources.prefixes.most
-        self.runner = resources.prefixes.runner if kept else Runner(resources.model, rewinds=False)
+        fresh = not resources.prefixes.most
+        self.runner = Runner(resources.model, rewinds=False) if fresh else resources.runner
         self.waiting: deque[TextSequence] = deque()
         self.running: list[TextSequence] = []
         self._passes = 0
