@@ -27,7 +27,7 @@ from draftsmith.text import tokenizer as text
 from draftsmith.text.grammar import Compiled, Grammar, GrammarState
 from draftsmith.text.thoughts import ThinkingState, Thoughts
 from draftsmith.text.vocab import Vocabulary
-from draftsmith.values import is_number, shown, token_ids
+from draftsmith.values import is_number, shown
 
 DRAFT_SEED = 0x9E3779B97F4A7C15
 """Separates a drafter's draws from the target's, also from those of seed + 1."""
@@ -133,12 +133,7 @@ class Request:
         grammar, thoughts = given.pop("grammar", None), given.pop("thoughts", None)
         if not isinstance(thoughts, Thoughts | None):
             raise OptionError(f"thoughts must be made by Thoughts.of, got {shown(thoughts)}")
-        if isinstance(prediction, str):
-            prediction = text.encode(model.tokenizer, prediction)
-        else:
-            prediction = token_ids("prediction", prediction, what="a text or token ids")
-        size = model.vocab_size
-        ids = tuple(i for i in prediction if 0 <= i < size)
+        ids = text.predicted(model.tokenizer, prediction, model.vocab_size)
         settings = generation_config.given(model.generation_config)
         params = sampling(model, given)
         compiled = None if grammar is None else model.grammars.compile(grammar, end_ids(model))

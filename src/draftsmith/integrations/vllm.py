@@ -31,9 +31,9 @@ from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedError, first_line
 from draftsmith.integrations.hosted import Asked, Host, Row
 from draftsmith.model.load import read_tokenizer
-from draftsmith.text import tokenizer as text
+from draftsmith.text.tokenizer import predicted
 from draftsmith.text.vocab import fingerprint
-from draftsmith.values import number, token_ids
+from draftsmith.values import number
 
 SUMMARY_SECONDS = 10.0
 """Seconds between two lines in the log, as in vLLM."""
@@ -212,18 +212,11 @@ class Proposer:
 
     def _asked(self, row: Row) -> Asked:
         record: Any = row.record
-        extra = record.sampling_params.extra_args or {}
-        prediction = extra.get("prediction", ())
+        extra, size = record.sampling_params.extra_args or {}, self.host.model.vocab_size
         try:
-            if isinstance(prediction, str):
-                if self.tokenizer is None:
-                    raise OptionError("a prediction as text needs a tokenizer; give token ids")
-                prediction = text.encode(self.tokenizer, prediction)
-            else:
-                prediction = token_ids("prediction", prediction, what="a text or token ids")
-            known = tuple(i for i in prediction if 0 <= i < self.host.model.vocab_size)
+            known = predicted(self.tokenizer, extra.get("prediction", ()), size)
         # An error here would end the engine for all requests
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, LoadError) as error:
             self.log.warning("request %s continues without its prediction: %s", row.name, error)
             known = ()
         limit = record.sampling_params.max_tokens or self.length

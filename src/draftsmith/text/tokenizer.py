@@ -113,6 +113,15 @@ def encode(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
     return ids
 
 
+def predicted(tokenizer: Any, prediction: Any, vocab_size: int) -> tuple[int, ...]:
+    """Return the ids of a prediction, a text or ids, without ids that the model lacks."""
+    if isinstance(prediction, str):
+        ids = encode(tokenizer, prediction)
+    else:
+        ids = token_ids("prediction", prediction, what="a text or token ids")
+    return tuple(i for i in ids if 0 <= i < vocab_size)
+
+
 def opening(tokenizer: Any) -> tuple[int, ...]:
     """Return the token that the tokenizer puts before every text (`<s>`), or nothing."""
     first = tokenizer.bos_token_id
