@@ -42,7 +42,7 @@ def parser() -> Options:
 def newcomers(model: LoadedModel, args: argparse.Namespace) -> tuple[list[float], list[float]]:
     """Return seconds of slow and of usual steps, one of each per newcomer."""
     engine = Engine(model, drafter="none", prefixes=0)
-    scheduler = Scheduler(engine.resources, engine.max_batch)
+    scheduler = Scheduler(engine.resources)
 
     def seconds() -> float:
         begin = perf_counter()

@@ -367,7 +367,7 @@ def test_e2_only_answers_that_had_a_draft_count_it() -> None:
     request = engine.prepare({"max_new_tokens": 12})
     drafted = request.sequences([COPIES])[0]
     plain = engine.prepare({"max_new_tokens": 12, "drafter": "none"}).sequences([COPIES])[0]
-    with Call(engine.resources, [plain, drafted], 2) as both:
+    with Call(engine.resources, [plain, drafted]) as both:
         both.run()
     assert plain.result().tokens == drafted.result().tokens
     assert drafted.result().stats.failed_passes > 0

@@ -72,7 +72,7 @@ def compare(
         }
         together = [list(chain.from_iterable(asked.values()))]
         for sequences in asked.values() if seed % alone == 0 else together:
-            with Call(engine.resources, sequences, engine.max_batch) as call:
+            with Call(engine.resources, sequences) as call:
                 call.run()
         for name, (sequence,) in asked.items():
             tokens = sequence.result().tokens

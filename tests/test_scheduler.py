@@ -70,7 +70,7 @@ class Driver(Scheduler):
     """A scheduler whose sequences are turned into answers after each pass."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__(engine.resources, engine.max_batch)
+        super().__init__(engine.resources)
 
     def step(self) -> list[TextSequence]:
         served = super().step()
@@ -169,7 +169,7 @@ def test_threads_share_an_engine() -> None:
             found: list[int] = engine.generate(ids, drafter="auto", budget="auto", **options).tokens
             return found
         sequence = job_of(engine, ids, drafter="copyspec", **options)
-        with Call(engine.resources, [sequence], 1) as call:
+        with Call(engine.resources, [sequence]) as call:
             call.run()
         return sequence.result().tokens
 

@@ -71,7 +71,7 @@ def test_greedy_answers_are_those_of_plain_decoding(options: dict[str, Any]) -> 
     plain, drafting = engine(), engine(DraftModel(**config))
     expected = plain.generate(TEXTS, max_new_tokens=24)
     assert drafting.generate(TEXTS[1], max_new_tokens=24).tokens == expected[1].tokens
-    drafting.max_batch = 3
+    drafting.resources.max_batch = 3
     found = drafting.generate(TEXTS, max_new_tokens=24)
     assert [r.tokens for r in found] == [r.tokens for r in expected]
     assert all(r.stats.by_source["draft_model"].drafted for r in found)
@@ -331,7 +331,7 @@ def test_the_drafters_cache_equals_a_fresh_prefill(
         return made
 
     object.__setattr__(bound, "draft", checking)
-    serving.max_batch = 3
+    serving.resources.max_batch = 3
     found = serving.generate(TEXTS, max_new_tokens=30, temperature=temperature, seed=1)
     assert checked > 12
     assert any("copyspec" in one.stats.by_source for one in found) == behind

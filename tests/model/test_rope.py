@@ -113,7 +113,7 @@ def test_a_prefix_serves_only_requests_whose_angles_it_carries(lengths: tuple[in
     """Copied from a row that is too long to be taken over, or taken over (the last)."""
     model, shared = load(longrope()), prompt(20)
     engine = Engine(model, drafter="none")
-    assert engine.resources.prefixes.runner.store.copies
+    assert engine.resources.runner.store.copies
     for seed, length in enumerate(lengths):
         ids = [*shared, *prompt(length - 20, seed=seed)]
         alone = Engine(model, drafter="none", prefixes=0).generate(ids, max_new_tokens=6)

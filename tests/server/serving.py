@@ -297,7 +297,7 @@ def figures(client: TestClient) -> dict[str, float]:
 
 def rows(api: Api) -> int:
     """Rows that somebody uses."""
-    runner = api.engine.resources.prefixes.runner
+    runner = api.engine.resources.runner
     kept = len(api.engine.resources.prefixes)
     return len(runner.store._rows) - kept  # type: ignore[attr-defined]
 

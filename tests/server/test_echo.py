@@ -132,13 +132,13 @@ def test_s5_end_tokens_within_a_prompt_and_options_change_nothing(client: TestCl
 def test_s5_a_pass_scores_many_tokens() -> None:
     made = api_of(engine("none"))
     passes: list[int] = []
-    forward = made.engine.resources.prefixes.runner.forward
+    forward = made.engine.resources.runner.forward
 
     def counted(*given: Any, **options: Any) -> Any:
         passes.append(1)
         return forward(*given, **options)
 
-    made.engine.resources.prefixes.runner.forward = counted  # type: ignore[method-assign]
+    made.engine.resources.runner.forward = counted  # type: ignore[method-assign]
     with client_of(made) as client:
         (choice,) = ask(client, **HARNESS)
     assert len(passes) <= len(choice["logprobs"]["tokens"]) // 64 + 3

@@ -24,7 +24,6 @@ class Call(AbstractContextManager["Call"]):
         self,
         resources: Resources,
         sequences: Sequence[TextSequence],
-        max_batch: int,
         on_start: Callable[[], None] | None = None,
         on_end: Callable[[bool], None] = lambda _: None,
     ) -> None:
@@ -34,7 +33,7 @@ class Call(AbstractContextManager["Call"]):
         its first step, neither runs.
         """
         self.sequences = sequences
-        self._resources, self._max_batch = resources, max_batch
+        self._resources = resources
         self._on_start, self._on_end = on_start, on_end
         self._scheduler: Scheduler | None = None
         self._stepping = threading.Lock()
@@ -67,7 +66,7 @@ class Call(AbstractContextManager["Call"]):
 
     def _step(self) -> bool:
         if self._scheduler is None:
-            self._scheduler = Scheduler(self._resources, self._max_batch)
+            self._scheduler = Scheduler(self._resources)
             if self._on_start is not None:
                 turns = self._resources.turns
                 with turns.line(), turns.lock, turns.owner():

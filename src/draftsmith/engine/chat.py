@@ -82,7 +82,7 @@ class Chat:
         def end(sound: bool) -> None:
             self._keep(sequence, history, sound and sequence.error is None)
 
-        stream = Stream(sequence, Call(self._resources, [sequence], 1, begin, end))
+        stream = Stream(sequence, Call(self._resources, [sequence], begin, end))
         self._open = ref(stream)
         return stream
 

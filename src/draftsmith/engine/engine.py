@@ -181,9 +181,8 @@ class Engine:
         self._lock = threading.Lock()
         """Protects `_called`."""
         most = usual_limit(model.device) if memory is None else memory
-        self.max_batch = max_batch
-        self.resources = Resources(model, self.cost, most, prefixes)
-        self.thread = EngineThread(self.resources, max_batch)
+        self.resources = Resources(model, self.cost, most, prefixes, max_batch)
+        self.thread = EngineThread(self.resources)
         finalize(self, self.thread.close)  # also when the interpreter ends
 
     @classmethod
@@ -208,6 +207,11 @@ class Engine:
             f"Engine({last_part(model.name)!r}, drafter={self.drafter}, "
             f"budget={self.budget!r}, {model.dtype_name} on {model.device})"
         )
+
+    @property
+    def max_batch(self) -> int:
+        """Maximum number of sequences in a pass."""
+        return int(self.resources.max_batch)
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -245,7 +249,7 @@ class Engine:
         n, progress = number("n", n, int, least=1), switch("progress", progress)
         prompts, batched = as_batch(prompt)
         sequences = self.prepare(options, began).sequences(prompts, n)
-        with partial_results(sequences), Call(self.resources, sequences, self.max_batch) as call:
+        with partial_results(sequences), Call(self.resources, sequences) as call:
             if progress:
                 with tqdm(total=len(sequences), unit="answer") as bar:
                     call.run(lambda: bar.update(sum(s.finished for s in sequences) - bar.n))
@@ -262,7 +266,7 @@ class Engine:
     def stream(self, prompt: Any, **options: Unpack[Options]) -> Stream:
         """Answer one prompt piece by piece; options as for `generate`. Close it to cancel."""
         (sequence,) = self.prepare(options).sequences([prompt], streaming=True)
-        return Stream(sequence, Call(self.resources, [sequence], self.max_batch))
+        return Stream(sequence, Call(self.resources, [sequence]))
 
     def submit(self, prompt: Any, **options: Unpack[Options]) -> Handle:
         """Answer one prompt in the engine's own thread, where all submitted prompts share passes.

@@ -112,10 +112,18 @@ class Resources:
     """A model and what its passes share; schedulers are created and dropped."""
 
     def __init__(
-        self, model: LoadedModel, cost: CostCurve, memory: float = inf, prefixes: int = 0
+        self,
+        model: LoadedModel,
+        cost: CostCurve,
+        memory: float = inf,
+        prefixes: int = 0,
+        max_batch: float = inf,
     ) -> None:
-        """`memory`: maximum bytes of all sequences. `prefixes`: number of finished rows to keep."""
-        self.model, self.cost, self.memory = model, cost, memory
+        """`memory`: maximum bytes of all sequences. `prefixes`: number of finished rows to keep.
+
+        `max_batch`: maximum number of sequences in a pass.
+        """
+        self.model, self.cost, self.memory, self.max_batch = model, cost, memory, max_batch
         self.turns = Turns()
         self.runner = Runner(model, rewinds=False)
         self.prefixes = PrefixCache(self.runner, prefixes)

@@ -28,9 +28,8 @@ _STALL = (
 class Scheduler:
     """Schedules the sequences of one call, or of the engine's thread."""
 
-    def __init__(self, resources: Resources, max_batch: int) -> None:
-        """`max_batch`: maximum number of sequences in a pass."""
-        self.resources, self.max_batch = resources, max_batch
+    def __init__(self, resources: Resources) -> None:
+        self.resources = resources
         # Without kept rows, the model may have changed since the last call.
         fresh = not resources.prefixes.most
         self.runner = Runner(resources.model, rewinds=False) if fresh else resources.runner
@@ -112,7 +111,7 @@ class Scheduler:
         Returns the sequences that failed.
         """
         failed = []
-        while self.waiting and len(self.running) < self.max_batch:
+        while self.waiting and len(self.running) < self.resources.max_batch:
             sequence = self.waiting[0]
             if not self.resources.fits(sequence):
                 break

@@ -35,8 +35,8 @@ True if it has ended."""
 class EngineThread:
     """Runs the requests of any thread; starts with the first one and sleeps when there are none."""
 
-    def __init__(self, resources: Resources, max_batch: int) -> None:
-        self._resources, self._max_batch = resources, max_batch
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
         self.turns = resources.turns
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._listeners: dict[TextSequence, Listener] = {}
@@ -86,7 +86,7 @@ class EngineThread:
     # --- in the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._scheduler = Scheduler(self._resources, self._max_batch)
+        self._scheduler = Scheduler(self._resources)
         try:
             while not self._closing:
                 self._obey()

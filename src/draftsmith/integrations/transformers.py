@@ -327,7 +327,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             for index, (row, hidden) in enumerate(zip(input_ids, pads, strict=True))
         ]
         try:
-            with Call(self.resources, sequences, _NO_LIMIT) as call:
+            with Call(self.resources, sequences) as call:
                 call.run()
         finally:
             self.stats = total([sequence.stats for sequence in sequences])

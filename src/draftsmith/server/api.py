@@ -100,7 +100,7 @@ class Api:
             log.info("no grammar can be followed", extra={"fields": {"why": str(error)}})
         with (
             partial_results(sequences),
-            Call(self.engine.resources, sequences, len(sequences)) as call,
+            Call(self.engine.resources, sequences) as call,
         ):
             call.run()
             raise_failures(sequences)
