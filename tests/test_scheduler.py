@@ -427,7 +427,7 @@ def test_a_row_that_cannot_be_kept_is_nobodys_error(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_row_leaks() -> None:
-    """Neither rows nor bytes."""
+    """Neither rows nor bytes, and no pass is wider than it may be."""
     engine, rng = engine_of("llama", max_batch=4), random.Random(1)
     scheduler, running = Driver(engine), list[TextSequence]()
     for number in range(50):
@@ -443,6 +443,7 @@ def test_no_row_leaks() -> None:
         running.append(sequence)
         for _ in range(rng.randrange(4)):
             scheduler.step()
+            assert len(scheduler.running) <= 4  # max_batch
         running = [sequence for sequence in running if not sequence.finished]
         if number % 7 == 0 and running:
             scheduler.abort(rng.choice(running))
