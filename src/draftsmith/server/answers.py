@@ -184,7 +184,7 @@ class Answer(ABC):
 
 
 class PartAnswer(Answer):
-    """An answer whose interface announces each part and then streams it."""
+    """An answer in an interface that announces each part and then streams it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
