@@ -30,7 +30,7 @@ from draftsmith.server.calls.source import (
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _WORD = re.compile(r"[-+.\w]*")
 
-Reader = Callable[[str, Mapping[str, str]], Parser[str]]
+MemberParser = Callable[[str, Mapping[str, str]], Parser[str]]
 """(name of a member, members before it) → parser of its value."""
 
 # --- JSON values, as text ------------------------------------------------------------------
@@ -79,7 +79,7 @@ def string(source: Source) -> Parser[str]:
     return source.text[begin : source.at]
 
 
-def members(source: Source, read: Reader | None = None) -> Parser[dict[str, str]]:
+def members(source: Source, read: MemberParser | None = None) -> Parser[dict[str, str]]:
     """Parse an object; return a mapping from decoded names to the JSON text of their values.
 
     `read` parses the values; the default is `value`.
