@@ -74,11 +74,7 @@ def stream(
 
 def held_out_stream(texts: Texts, tokenizer: Any) -> NDArray[np.int32]:
     """(n,) ids of the held-out texts as they are, a separator after each."""
-    before, after = opening(tokenizer), separator(tokenizer)
-    ids = array("i")
-    for text, _ in read(texts.held_out, texts.fields):
-        ids.extend((*before, *encode(tokenizer, text), *after))
-    return np.array(ids, dtype=np.int32)
+    return stream(Texts(paths=(), prose=texts.held_out, fields=texts.fields), tokenizer, 0.0, 0)
 
 
 def separator(tokenizer: Any) -> tuple[int, ...]:
