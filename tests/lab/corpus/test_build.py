@@ -246,40 +246,13 @@ def test_killed_anywhere_it_goes_on(
     Datastore.open(folder)
 
 
-def test_a_torn_journal_is_mended(
+def test_a_build_that_was_begun_is_gone_on_with_and_no_other(
     plan: CorpusPlan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
-    """Cut anywhere, or with the zeros that a power failure may leave."""
-    first = tmp_path / "first"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "write_index", _killed)
-        with pytest.raises(Killed):
-            make(plan, first, model)
-    journal = first / files.BUILDING / "scores.jsonl"
-    whole = journal.read_bytes()
-    first_line = whole.index(b"\n") + 1
-    for cut, tail in (
-        (0, b""), (40, b""), (40, b"\0" * 64), (len(whole) - 1, b""), (first_line, b"\0" * 64),
-        (first_line, b'{"pass": 99, "log_p": [1.0]}\n'), (len(whole), b"\0" * 64),
-    ):  # fmt: skip
-        journal.write_bytes(whole[:cut] + tail)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(building, "write_index", _killed)
-            with pytest.raises(Killed):
-                make(plan, first, model)
-        assert journal.read_bytes() == whole
-    make(plan, first, model)
-    assert content(first) == expected
+    """Finished passes are not repeated, also if the journal's end is not usable.
 
-
-def _killed(*_args: Any, **_options: Any) -> Any:
-    raise Killed
-
-
-def test_a_build_that_was_begun_is_gone_on_with_and_no_other(
-    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
-) -> None:
-    """Finished passes are not repeated; another build in the folder is refused, then and later."""
+    Another build in the folder is refused, then and later.
+    """
     folder, done, real = tmp_path / "c", list[int](), building.log_likelihoods
 
     def counted(*args: Any) -> list[float]:
@@ -297,9 +270,12 @@ def test_a_build_that_was_begun_is_gone_on_with_and_no_other(
     for given, target in ((texts, model), (plan, other)):
         with pytest.raises(OptionError, match="the beginning of another build"):
             make(given, folder, target)
+    with (folder / files.BUILDING / "scores.jsonl").open("ab") as journal:
+        journal.write(b'{"pass": 99, "log_p": [1.0]}\n' + b"\0" * 64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "log_likelihoods", lambda *args: done.append(1) or real(*args))
         header = make(plan, folder, model)
+        assert content(folder) == expected
         assert make(plan, folder, model) == header  # nothing is left to do
     assert len(done) == len(passes(model, pieces_of(plan).lengths))
     with pytest.raises(OptionError, match="already holds a corpus of tiny"):

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from test_build import some_texts
 
 import command
 import tiny
 from draftsmith.drafters.corpus.files import BUILDING, HEADER
 from draftsmith.lab.corpus import build as building
-
-WORDS = ("the", "quick", "brown", "fox", "jumps", "lazy", "def", "foo", "return", "hello", "test")
-
 
 call = partial(command.call, "corpus")
 fails = partial(command.fails, 2, "corpus")
@@ -30,11 +27,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng = random.Random(2)
-    lines = [json.dumps({"text": " ".join(rng.choices(WORDS, k=30))}) for _ in range(20)]
-    path = tmp_path_factory.mktemp("texts") / "a.jsonl"
-    path.write_text("\n".join([*lines, '{"text": "hello world, this is a test"}']))
-    return path
+    [folder] = some_texts(tmp_path_factory.mktemp("texts"))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +57,8 @@ def test_build_ranks_and_says_so(model: str, texts: Path, tmp_path: Path) -> Non
 def test_info_tells_what_is_there_once_it_is_whole(built: Path, tmp_path: Path) -> None:
     shown = call("info", built)
     assert shown.exit_code == 0
-    assert "21 documents" in shown.stdout
-    assert json.loads(call("info", built, "--json").stdout)["documents"] == 21
+    assert "32 documents, 1 repeated" in shown.stdout
+    assert json.loads(call("info", built, "--json").stdout)["documents"] == 31
     damaged = shutil.copytree(built, tmp_path / "damaged")
     tokens = damaged / "tokens.bin"
     tokens.write_bytes(b"\1" + tokens.read_bytes()[1:])
