@@ -23,6 +23,7 @@ import torch
 from benchmarks import shared
 from benchmarks.lookup import fastest, measured_cost
 from benchmarks.shared import Blocks, Options, run, table
+from draftsmith.cli import call
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.lab.bench.arms import Arm, build, parse_arm
 from draftsmith.lab.bench.report import facts, same
@@ -53,8 +54,7 @@ def arms(model: LoadedModel, plain: Path, args: argparse.Namespace) -> list[Arm]
     if args.as_loaded:
         theirs = load(args.model, dtype=model.dtype_name, prepack=False)
         return [*build(theirs, [parse_arm(AS_LOADED)]), *build(model, [parse_arm("auto")])]
-    file = args.output / f"cost.{model.dtype_name}.json"
-    cost = measured_cost(args.model, model.dtype_name, args.threads, file, args.quick)
+    cost = measured_cost(model, args.output / f"cost.{model.dtype_name}.json", args.quick)
     best, head = LOOKUP.format(fastest(plain, cost)), f"eagle3(model={args.head})"
     rest = [head, f"auto(head={head})"] if args.head else ["hf:generate", "auto(tuned=False)"]
     return build(model, [parse_arm(name) for name in ("none", best, "auto", *rest)])
@@ -83,8 +83,8 @@ def by_kind(section: Section) -> str:
 
 def measure(args: argparse.Namespace) -> Blocks:
     args.name += ".as_loaded" * args.as_loaded + ".head" * bool(args.head)
-    if not args.as_loaded:
-        shared.draftsmith("tune", "auto", args.model)
+    if not args.as_loaded and (failed := call(["tune", "auto", args.model])):
+        raise SystemExit(failed)
     known = ["bfloat16"] if torch.ops.mkldnn._is_mkldnn_bf16_supported() else []
     for dtype in args.dtypes or ["float32", *known]:
         model = load(args.model, dtype=dtype, prepack=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.shared import draftsmith
 from draftsmith.drafters.registry import parse
-from draftsmith.lab.bench.cost import CostTable
+from draftsmith.lab.bench.cost import CostTable, measure_cost
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.estimate import predict
 from draftsmith.lab.bench.suites import read
 from draftsmith.lab.bench.sweep import Replayer, sweep
+from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.measure import Grid
 
 GRID = [(tokens, ngram) for tokens in (3, 4, 5, 7, 10, 15, 20) for ngram in (1, 2, 3, 4)]
 """Settings to try: tokens of a draft, and the longest n-gram to look up."""
@@ -29,10 +30,10 @@ def fastest(answers: Path, cost: CostTable) -> str:
     return "tokens={},ngram={}".format(*max(found, key=lambda setting: found[setting]))
 
 
-def measured_cost(model: str, dtype: str, threads: int, file: Path, quick: bool) -> CostTable:
-    """Return the cost of passes, measured by `draftsmith bench cost` unless the file exists."""
+def measured_cost(model: LoadedModel, file: Path, quick: bool) -> CostTable:
+    """Return the cost of passes, measured unless the file exists."""
     if not file.is_file():
-        words = ["bench", "cost", model, "--dtype", dtype, "--threads", threads, "--batches", "1"]
-        how = ["--contexts", "64", "--repeats", "1"] if quick else ["--contexts", "128,512,1024"]
-        draftsmith(*words, *how, "-o", file)
+        contexts, repeats = ((64,), 1) if quick else ((128, 512, 1024), 9)
+        grid = Grid(contexts=contexts, batches=(1,), repeats=repeats)
+        measure_cost(model, grid).save(file)
     return CostTable.load(file)

@@ -8,7 +8,6 @@ import lzma
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -141,14 +140,6 @@ def origin(command: str) -> str:
     lines = {"Command": f"`{command}`", "Machine": ", ".join(where), "Versions": known,
              "Date": f"{when} UTC"}  # fmt: skip
     return "\n".join(f"- {name}: {value}" for name, value in lines.items())
-
-
-def draftsmith(*words: object) -> None:
-    """Run a `draftsmith` command in a process of its own; exit if it fails."""
-    given = [str(word) for word in words]
-    print("\n$ draftsmith", *given, flush=True)
-    if subprocess.run([*COMMAND, *given]).returncode:
-        sys.exit(f"draftsmith {given[0]} failed")
 
 
 # --------------------------------------------------------------------- results, intervals, times
