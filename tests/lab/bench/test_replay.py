@@ -38,18 +38,21 @@ def engine() -> Engine:
     return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
 
 
+@pytest.mark.parametrize("budget", ["drafter", 5])
 @pytest.mark.parametrize(
-    ("spec", "limit"),
-    [("none", 40), ("copyspec(gamma=1)", 120), ("prompt_lookup", 40), ("auto(logits=False)", 40)],
-)
-def test_a_replay_equals_the_live_run(engine: Engine, spec: str, limit: int) -> None:
+    "spec",
+    ["none", "copyspec", "copyspec(gamma=1)", "prompt_lookup", "longest_match",
+     "copyspec+prompt_lookup", "auto(logits=False)"],
+)  # fmt: skip
+def test_a_replay_equals_the_live_run(engine: Engine, spec: str, budget: str | int) -> None:
     """The same passes, drafts and acceptances, ended by length or by the end token."""
+    rule = ReplayBudget(None if budget == "drafter" else int(budget))
     for text in ("the quick brown fox", "def foo(x): return x + 1 def foo(x)", "lazy lazy lazy"):
         prompt = tiny.tokenizer()(text)["input_ids"]
         live = engine.generate(
-            prompt, drafter=spec, budget="drafter", max_new_tokens=limit, temperature=0
+            prompt, drafter=spec, budget=budget, max_new_tokens=100, temperature=0
         )
-        again = replay(prompt, live.tokens, parse(spec), 400, limit=limit).stats
+        again = replay(prompt, live.tokens, parse(spec), 400, rule, limit=100).stats
         for name in (
             "passes", "tokens", "attempts", "drafted", "accepted", "drafted_by_depth",
             "accepted_by_depth", "by_source",

@@ -18,25 +18,20 @@ import tiny
 from command import call as run_command
 from draftsmith.core.cost import RecordedCost
 from draftsmith.core.sampling import SamplingParams
-from draftsmith.core.target import REST, Needs
-from draftsmith.drafters import registry
 from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedError, WriteError
 from draftsmith.lab.bench import generations, suites
 from draftsmith.lab.bench.answer import Answer, Ask
 from draftsmith.lab.bench.arms import Arm, Ours, build, parse_arm
 from draftsmith.lab.bench.cost import Slope
-from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.estimate import automatic
 from draftsmith.lab.bench.generations import Generation, ResultFile, differences
 from draftsmith.lab.bench.records import Record, conversation
-from draftsmith.lab.bench.replay import ReplayBudget, replay
+from draftsmith.lab.bench.replay import replay
 from draftsmith.lab.bench.run import RunPlan, measure
 from draftsmith.lab.bench.settings import commit, settings
-from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.model.agreement import first_difference, top_two_gap
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
-from installed import bare_names
 
 TIMES = {"seconds", "first_token_seconds", "peak_bytes", "phases", "began", "load"}
 ARMS = ("none", "hf:generate", "hf:static", "hf:prompt_lookup(tokens=6)", "copyspec(gamma=2)@4")
@@ -123,43 +118,6 @@ def test_a_row_can_be_read_again_and_replayed(rows: list[Generation], path: Path
     again = suites.read(path).records
     assert [list(r.output_ids or ()) for r in again] == [row.output_ids for row in rows]
     assert str(Path.home()) not in path.read_text()
-
-
-def able(name: str) -> bool:
-    """Return whether a drafter needs no option, such as a folder."""
-    try:
-        registry.parse(name)
-    except OptionError:
-        return False
-    return True
-
-
-@pytest.mark.slow
-def test_replay_and_live_runs_agree(model: LoadedModel) -> None:
-    """With every drafter that looks at token ids only, at fixed budgets."""
-    names = [n for n in bare_names() if registry.lookup(n).needs == Needs() and n != "auto"]
-    arms = [f"{name}@{budget}" for name in names for budget in ("drafter", 5) if able(name)]
-    assert {"copyspec@drafter", "prompt_lookup@5"} <= {*arms}
-    plan = plan_of(model, *arms, "auto(logits=False)@drafter", max_new_tokens=60)
-    for row in go(plan):
-        own = next(arm for arm in plan.arms if arm.name == row.arm)
-        assert isinstance(own, Ours)
-        width = own.budget if isinstance(own.budget, int) else None
-        # Of a longer prompt the pass that reads its end gives a token: what follows is replayed.
-        given = int(len(row.prompt_ids) > REST)
-        record = replace(
-            Record(row.id, row.suite),
-            prompt_ids=(*row.prompt_ids, *row.output_ids[:given]),
-            output_ids=tuple(row.output_ids[given:]),
-            max_new_tokens=row.max_new_tokens - given,
-        )
-        replayer = Replayer(Encoding(), ReplayBudget(width))
-        (done,) = sweep([record], [own.engine.drafter], replayer).done
-        again = done.replay.stats
-        counts = (given + again.passes, again.drafted, again.accepted, again.attempts)
-        assert counts == (row.passes, row.drafted, row.accepted, row.attempts), row.arm
-        assert again.accepted_by_depth == row.accepted_by_depth
-        assert again.drafted_by_depth == row.drafted_by_depth
 
 
 @pytest.mark.slow
