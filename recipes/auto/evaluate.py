@@ -23,6 +23,7 @@ from columns import COLUMNS, TALK, WORK, Answer, streams
 from fit import fit, remember
 
 from draftsmith.core.drafter import Context, DrafterState
+from draftsmith.core.stats import Stats, total
 from draftsmith.drafters.auto import Auto, AutoState
 from draftsmith.drafters.context_index import ContextIndex, new_index
 from draftsmith.drafters.mixer import Mixer
@@ -37,15 +38,6 @@ COSTS = {
     ("with memory", "rest"): 0.00985, ("with memory", "picked"): 0.0095,
 }  # fmt: skip
 """Cost of a node, chosen so that 12 of them are drafted per pass, with memory 16."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counts of a column."""
-
-    passes: int = 0
-    nodes: int = 0
-    tokens: int = 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,40 +62,37 @@ def fitted(data: Sequence[Sequence[Answer]], indexes: int) -> Priors:
 
 def judge(
     data: Sequence[Sequence[Answer]], priors: Priors, cost: float, *, memory: bool, picked: bool
-) -> dict[str, Tally]:
+) -> dict[str, Stats]:
     """Return every column's counts, if a node adds `cost` plain passes to a pass."""
     budget = ReplayBudget(curve=((0, 1.0), (LARGEST, 1 + cost * LARGEST)))
-    tallies: dict[str, Tally] = defaultdict(Tally)
+    found: dict[str, list[Stats]] = defaultdict(list)
     for stream in data:
         answers, mixers = new_index(), {talk: adaptable(one) for talk, one in priors.items()}
         for answer in stream:
             if answer.column and answer.picked == picked:
                 if not memory:
                     mixers = {talk: adaptable(one) for talk, one in priors.items()}
-                tally, mixer = tallies[answer.column], mixers[answer.column in TALK]
+                mixer = mixers[answer.column in TALK]
                 drafter = Judged(mixer=mixer, answers=answers if memory else None)
-                stats = replay(answer.prompt, answer.ids, drafter, answer.vocab_size, budget).stats
-                tally.passes += stats.passes
-                tally.nodes += stats.drafted
-                tally.tokens += stats.tokens
+                one = replay(answer.prompt, answer.ids, drafter, answer.vocab_size, budget)
+                found[answer.column].append(one.stats)
             if memory:
                 answers = remember(answers, answer)
-    return tallies
+    return {column: total(stats) for column, stats in found.items()}
 
 
-def summary(tallies: dict[str, Tally]) -> tuple[float, float]:
+def summary(counts: dict[str, Stats]) -> tuple[float, float]:
     """Return the harmonic mean over columns of tokens per pass, and the mean of nodes per pass."""
-    found = tallies.values()
-    tokens = harmonic_mean([tally.tokens / tally.passes for tally in found])
-    return tokens, mean(tally.nodes / tally.passes for tally in found)
+    tokens = harmonic_mean([stats.tokens_per_pass for stats in counts.values()])
+    return tokens, mean(stats.drafted / stats.passes for stats in counts.values())
 
 
-def columns(arms: dict[str, dict[str, Tally]]) -> str:
+def columns(arms: dict[str, dict[str, Stats]]) -> str:
     """Return columns by arms: tokens per pass at nodes per pass."""
     rows = []
     for column in COLUMNS:
         found = (arm[column] for arm in arms.values())
-        shown = (f"{t.tokens / t.passes:.3f} at {t.nodes / t.passes:.1f}" for t in found)
+        shown = (f"{s.tokens_per_pass:.3f} at {s.drafted / s.passes:.1f}" for s in found)
         rows.append([column, *shown])
     means = ("**{:.3f}** at {:.2f}".format(*summary(arm)) for arm in arms.values())
     return table(["", *arms], [*rows, ["harmonic mean", *means]])

@@ -179,16 +179,12 @@ def rate(units: Sequence[Pace]) -> float:
     return sum(unit[0] for unit in units) / sum(unit[1] for unit in units)
 
 
-def bootstrap(units: Sequence[T], statistic: Callable[[Sequence[T]], float]) -> tuple[float, float]:
-    """Return the 95 % percentile interval of a statistic over resampled units."""
+def interval(units: Sequence[T], statistic: Callable[[Sequence[T]], float]) -> Interval:
+    """Return a statistic of prompts with its interval over resampled ones."""
     rng = random.Random(0)
     found = sorted(statistic(rng.choices(units, k=len(units))) for _ in range(RESAMPLES))
-    return found[int(0.025 * RESAMPLES)], found[int(0.975 * RESAMPLES) - 1]
-
-
-def interval(units: Sequence[Any], statistic: Callable[[Sequence[Any]], float]) -> Interval:
-    """Return a statistic of prompts with its interval."""
-    return Interval(statistic(units), *bootstrap(units, statistic))
+    low, high = found[int(0.025 * RESAMPLES)], found[int(0.975 * RESAMPLES) - 1]
+    return Interval(statistic(units), low, high)
 
 
 def speed_ratio(units: Sequence[tuple[Pace, Pace]]) -> float:
