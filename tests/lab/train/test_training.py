@@ -372,3 +372,12 @@ def test_nothing_is_overwritten(model: Path, texts: Texts, unbroken: Path, tmp_p
         train(str(model), RECIPE, texts, tmp_path, OPTIONS)
     with pytest.raises(OptionError, match="is a file"):
         train(str(model), RECIPE, texts, tmp_path / "notes.txt", OPTIONS)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": 2}', '{"format": 1, "tokens": [1, 2], "L": 3, "objective": ""}']
+)
+def test_a_damaged_file_of_adaptive_tokens(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sdsat.json").write_text(text)
+    with pytest.raises(LoadError, match="has no valid adaptive tokens"):
+        AdaptiveTokens.load(str(tmp_path))
