@@ -19,7 +19,7 @@ from draftsmith.core.target import RowOutput
 from draftsmith.model.forward import cache_of
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.rows import KVStore, SequenceRow
-from draftsmith.model.taps import PassTaps, Place, record
+from draftsmith.model.taps import PassTaps, record
 
 _IN_PLACE = ("conv_states", "recurrent_states")
 """Attributes of transformers 5's cache layers that a pass overwrites. It replaces all others."""
@@ -79,7 +79,7 @@ class OwnCacheStore(KVStore):
             row.unfinished = saved, len(draft)
             last = 1 + len(draft)
             tokens = [*row.pending[: row.taken], *draft.tokens]
-            taps = record([row.taps], self._blocks, [Place()], {0} if row.is_chunk else ())
+            taps = record([row], self._blocks, [slice(None)])
             logits = self._pass(row, tokens, last, taps=taps)
             outputs.append(RowOutput(logits[:0] if row.is_chunk else logits[-last:]))
         return outputs

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, starmap
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from draftsmith.model.masks import EVERYTHING, Span, visible
 from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.rope import RopeBoundary, rope_boundary
 from draftsmith.model.rows import KVStore, SequenceRow
-from draftsmith.model.taps import PassTaps, Place, record
+from draftsmith.model.taps import record
 from draftsmith.model.windows import Window, first_visible, layer_windows, windows_by_layer
 
 _SPARE = 8
@@ -432,7 +432,8 @@ class PackedStore(KVStore):
             positions += span.positions
             own = 0 if row.is_chunk else 1 + len(span.draft)
             needed.append(range(len(tokens) - own, len(tokens)))
-        taps = self._record(rows, spans) if recorded else None
+        ends = accumulate((span.width for span in spans), initial=0)
+        taps = record(rows, self._blocks, starmap(slice, pairwise(ends)))
         wanted = [i for one in needed for i in one] or [len(tokens) - 1]
         self._fill(tokens, positions, wanted)
         last = self._forward.logits_of(wanted, len(tokens))
@@ -447,12 +448,6 @@ class PackedStore(KVStore):
 
     def _fill(self, tokens: list[int], positions: list[int], wanted: list[int]) -> None:
         """Add tokens and positions that no row asked for. Here none; see `ExactStore`."""
-
-    def _record(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> PassTaps | None:
-        ends = accumulate((span.width for span in spans), initial=0)
-        places = [Place(span=i, queries=slice(a, b)) for i, (a, b) in enumerate(pairwise(ends))]
-        chunks = {i for i, row in enumerate(rows) if row.is_chunk}
-        return record([row.taps for row in rows], self._blocks, places, chunks)
 
     def _reserve(self, rows: Sequence[SequenceRow], spans: Sequence[Span]) -> None:
         """Make room for the new positions; rows that grow alike share a new buffer."""

@@ -32,7 +32,7 @@ from draftsmith.model.packed import PackedStore, Slots, by_kind
 from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.rope import rope_boundary
 from draftsmith.model.rows import SequenceRow
-from draftsmith.model.taps import PassTaps, Place, record
+from draftsmith.model.taps import PassTaps, record
 from draftsmith.model.windows import Window
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 80)
@@ -208,9 +208,7 @@ class StaticStore(PackedStore):
             return {}
         firsts = {row: place * width for row, place in places.items()}
         queries = (slice(firsts[row], firsts[row] + span.width) for row, span in spans.items())
-        taps = record(
-            [row.taps for row in spans], self._blocks, [Place(queries=q) for q in queries], ()
-        )
+        taps = record(spans, self._blocks, queries)
         layers = () if taps is None else taps.layers
         with self._graphs.turn() as given:
             for place, row in enumerate(buffer.rows[:count]):

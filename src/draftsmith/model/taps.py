@@ -10,11 +10,11 @@ Shapes: `B` rows and `Q` positions of a pass, `S` key slots, `H` heads, `K` key 
 from __future__ import annotations
 
 import threading
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,6 +27,9 @@ from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.attention import watch
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.seen import Seen, attention_at
+
+if TYPE_CHECKING:
+    from draftsmith.model.rows import SequenceRow
 
 _FIRST_ROWS = 256
 
@@ -71,15 +74,6 @@ def check(needs: Needs, loaded: LoadedModel, who: str) -> None:
             f"{who} needs the outputs of {loaded.name}'s decoder blocks, but none of its module "
             f"lists has an entry for each of its {facts.layers} layers"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Position of a row in a packed pass."""
-
-    span: int = 0
-    queries: slice = field(default_factory=lambda: slice(None))
-    """Its own of the Q positions."""
 
 
 class PassTaps:
@@ -162,8 +156,8 @@ class RowTaps:
     """Computes weights on demand: while drafting pauses, none are needed."""
     _attended: int = 0
     """Positions that the attention row covers."""
-    pass_taps: tuple[PassTaps, Place] | None = field(default=None, repr=False)
-    """The pass that awaits `keep`, and this row's place in it."""
+    pass_taps: tuple[PassTaps, int, slice] | None = field(default=None, repr=False)
+    """The pass that awaits `keep`, this row's span in it, and its own of the Q positions."""
 
     @property
     def bytes(self) -> int:
@@ -174,15 +168,15 @@ class RowTaps:
         """Keep `pending` tokens and a path of the last pass, which began at position `start`."""
         if self.pass_taps is None:
             return
-        (taps, place), self.pass_taps = self.pass_taps, None
+        (taps, span, queries), self.pass_taps = self.pass_taps, None
         picked = [*range(pending), *(pending + node for node in path)]
         self.length = start + len(picked)
         if self.needs.hidden_layers:
-            outputs = [taps.hidden[layer][0, place.queries] for layer in self.needs.hidden_layers]
+            outputs = [taps.hidden[layer][0, queries] for layer in self.needs.hidden_layers]
             self._append(outputs, start, picked)
         if self.needs.attention_heads:
-            length = start + place.queries.stop - place.queries.start
-            self._attend(taps.seen[place.span], start, picked, length)
+            length = start + queries.stop - queries.start
+            self._attend(taps.seen[span], start, picked, length)
 
     def _attend(self, seen: dict[int, Seen], start: int, picked: list[int], length: int) -> None:
         """Prepare the attention weights of the last picked position of a span up to `length`."""
@@ -250,19 +244,22 @@ def _rows_for(positions: int) -> int:
     return max(_FIRST_ROWS, 1 << (positions - 1).bit_length())
 
 
-def record(
-    rows: Sequence[RowTaps | None],
-    blocks: Any,
-    places: Sequence[Place],
-    chunks: Container[int],
-) -> PassTaps | None:
-    """Return the recorder of a pass over these rows; None if none of them has needs."""
-    asking = [(row, place) for row, place in zip(rows, places, strict=True) if row is not None]
+def record(rows: Collection[SequenceRow], blocks: Any, queries: Iterable[slice]) -> PassTaps | None:
+    """Return the recorder of a pass with a span for each row; None if no row has needs.
+
+    `queries` are each row's own of the Q positions.
+    """
+    asking = {
+        i: (row.taps, own)
+        for i, (row, own) in enumerate(zip(rows, queries, strict=True))
+        if row.taps is not None
+    }
     if not asking:
         return None
-    taps = PassTaps([row.needs for row, _ in asking], blocks, chunks)
-    for row, place in asking:
-        row.pass_taps = taps, place
+    chunks = {i for i, row in enumerate(rows) if row.is_chunk}
+    taps = PassTaps([one.needs for one, _ in asking.values()], blocks, chunks)
+    for i, (one, own) in asking.items():
+        one.pass_taps = taps, i, own
     return taps
 
 
