@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,11 +17,15 @@ from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.registered import configurations, our_attention
 from draftsmith.model.rope import forget, growing
 
-if TYPE_CHECKING:
-    from draftsmith.model.taps import PassTaps
-
 _CACHE_NAMES = ("cache", "cache_params", "past_key_values")
 """Names of a model's cache in arguments and outputs. "cache" is used from transformers 5.24 on."""
+
+
+class Recorder(Protocol):
+    """Records a pass; see `taps.PassTaps`."""
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Record as long as the context is open."""
 
 
 class Forward:
@@ -60,7 +65,7 @@ class Forward:
         mask: Tensor | dict[str, Tensor] | None,
         cache: Any,
         last: int | Sequence[int] | Tensor,
-        taps: PassTaps | None = None,
+        taps: Recorder | None = None,
     ) -> Any:
         """Return the output for tokens (B, Q), with logits of at least the `last` positions.
 
@@ -80,7 +85,7 @@ class Forward:
         mask: Tensor | dict[str, Tensor] | None,
         cache: Any,
         last: int | Sequence[int] | Tensor,
-        taps: PassTaps | None = None,
+        taps: Recorder | None = None,
     ) -> Any:
         """Return the output for tokens and positions (B, Q) on the model's device.
 

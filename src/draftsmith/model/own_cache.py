@@ -18,8 +18,8 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
 from draftsmith.model.forward import cache_of
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.rows import KVStore, SequenceRow
-from draftsmith.model.taps import PassTaps, record
+from draftsmith.model.rows import KVStore, SequenceRow, record
+from draftsmith.model.taps import PassTaps
 
 _IN_PLACE = ("conv_states", "recurrent_states")
 """Attributes of transformers 5's cache layers that a pass overwrites. It replaces all others."""

@@ -27,8 +27,7 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import EVERYTHING, Span, visible
 from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.rope import RopeBoundary, rope_boundary
-from draftsmith.model.rows import KVStore, SequenceRow
-from draftsmith.model.taps import record
+from draftsmith.model.rows import KVStore, SequenceRow, record
 from draftsmith.model.windows import Window, first_visible, layer_windows, windows_by_layer
 
 _SPARE = 8
@@ -172,7 +171,7 @@ class PackedPass(PassCache):
         self._new = {i: rows[first] for i, (first, _) in enumerate(runs) if not spans[i].cached}
         """Rows without slots, by span. Their first pass shows which layers there are."""
         self._views: dict[int, list[Views]] = {}
-        """By layer, one for each span whose row has slots."""
+        """By layer, one for each span that has slots."""
         for i, (span, (first, count)) in enumerate(zip(spans, runs, strict=True)):
             if i in self._new:
                 continue

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import RowOutput
-from draftsmith.model.taps import RowTaps
+from draftsmith.model.taps import PassTaps, RowTaps
 
 
 @dataclass(eq=False, slots=True)
@@ -52,6 +52,25 @@ class SequenceRow:
     def is_chunk(self) -> bool:
         """Whether the pass leaves pending tokens, and so returns no logits."""
         return self.taken < len(self.pending)
+
+
+def record(rows: Collection[SequenceRow], blocks: Any, queries: Iterable[slice]) -> PassTaps | None:
+    """Return the recorder of a pass with a span for each row; None if no row has needs.
+
+    `queries` are each row's own of the Q positions.
+    """
+    asking = {
+        i: (row.taps, own)
+        for i, (row, own) in enumerate(zip(rows, queries, strict=True))
+        if row.taps is not None
+    }
+    if not asking:
+        return None
+    chunks = {i for i, row in enumerate(rows) if row.is_chunk}
+    taps = PassTaps([one.needs for one, _ in asking.values()], blocks, chunks)
+    for i, (one, own) in asking.items():
+        one.pass_taps = taps, i, own
+    return taps
 
 
 class KVStore(ABC):

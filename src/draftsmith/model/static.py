@@ -31,8 +31,8 @@ from draftsmith.model.masks import Span, ancestor_bits, visible_slots
 from draftsmith.model.packed import PackedStore, Slots, by_kind
 from draftsmith.model.pass_cache import PassCache
 from draftsmith.model.rope import rope_boundary
-from draftsmith.model.rows import SequenceRow
-from draftsmith.model.taps import PassTaps, record
+from draftsmith.model.rows import SequenceRow, record
+from draftsmith.model.taps import PassTaps
 from draftsmith.model.windows import Window
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 80)

@@ -10,11 +10,11 @@ Shapes: `B` rows and `Q` positions of a pass, `S` key slots, `H` heads, `K` key 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,9 +27,6 @@ from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.attention import watch
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.seen import Seen, attention_at
-
-if TYPE_CHECKING:
-    from draftsmith.model.rows import SequenceRow
 
 _FIRST_ROWS = 256
 
@@ -242,25 +239,6 @@ def recorded(needs: Needs, positions: int, width: int) -> int:
 def _rows_for(positions: int) -> int:
     """Rows of the allocated buffer."""
     return max(_FIRST_ROWS, 1 << (positions - 1).bit_length())
-
-
-def record(rows: Collection[SequenceRow], blocks: Any, queries: Iterable[slice]) -> PassTaps | None:
-    """Return the recorder of a pass with a span for each row; None if no row has needs.
-
-    `queries` are each row's own of the Q positions.
-    """
-    asking = {
-        i: (row.taps, own)
-        for i, (row, own) in enumerate(zip(rows, queries, strict=True))
-        if row.taps is not None
-    }
-    if not asking:
-        return None
-    chunks = {i for i, row in enumerate(rows) if row.is_chunk}
-    taps = PassTaps([one.needs for one, _ in asking.values()], blocks, chunks)
-    for i, (one, own) in asking.items():
-        one.pass_taps = taps, i, own
-    return taps
 
 
 def _attentions(block: Module) -> tuple[Module, ...]:
