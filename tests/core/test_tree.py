@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.core.draft import EMPTY, ROOT, Draft
+from draftsmith.core.draft import ROOT, Draft
 from draftsmith.core.tree import Continuation, merge
 
 Path = tuple[int, ...]
@@ -19,20 +19,6 @@ def paths(draft: Draft) -> list[Path]:
     for token, parent in zip(draft.tokens, draft.parents, strict=True):
         found.append((*(found[parent] if parent != ROOT else ()), token))
     return found
-
-
-def unweighted(*branches: Sequence[int]) -> list[Continuation]:
-    return [Continuation(branch, "t") for branch in branches]
-
-
-def test_branches_keep_their_order() -> None:
-    draft = merge(unweighted([1, 2, 3], [1, 2, 4], [5]))
-    assert draft.tokens == (1, 2, 3, 4, 5)
-    assert draft.parents == (ROOT, 0, 1, 1, ROOT)
-    assert draft.origins is None
-    assert merge(unweighted([1, 2, 3], [1, 2, 4], [5]), limit=3).tokens == (1, 2, 3)
-    assert merge(unweighted([1, 2, 3], [1, 2, 4], [5]), depth=2).tokens == (1, 2, 5)
-    assert merge([]) == merge(unweighted([], [1])[:1]) == EMPTY
 
 
 weights = st.floats(0, 1, width=16)

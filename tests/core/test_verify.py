@@ -17,8 +17,10 @@ from draftsmith.core.sampling import Distribution
 from draftsmith.core.verify import Verification, verify, verify_greedy
 from draftsmith.testing import (
     Enumerated,
+    Scripted,
     ToyTarget,
     assert_same_distribution,
+    decode,
     enumerate_distribution,
     exact_distribution,
 )
@@ -40,26 +42,9 @@ def verified(
 
 def run(target: ToyTarget, draft: Draft, sampler: Enumerated, length: int) -> tuple[int, ...]:
     """Decode `length` ids after id 0: one drafted pass, then plain passes."""
-    ids = [0]
-    row = target.open(ids)
-    while len(ids) <= length:
-        output = target.forward([row], [draft])[0]
-
-        def emit(token: int, _scores: Tensor | None) -> bool:
-            ids.append(token)
-            return len(ids) > length
-
-        verification = verify(
-            draft,
-            output.logits.__getitem__,
-            Distribution((), greedy=False),
-            sampler,
-            lambda: None,
-            emit,
-        )
-        target.commit([row], [verification.path], [verification.tokens])
-        draft = EMPTY
-    return tuple(ids[1:])
+    once = Scripted(lambda ctx: draft if len(ctx.ids) == 1 else EMPTY)
+    done = decode(target, once, [0], length, greedy=False, sampler=sampler)
+    return tuple(done.ids[1:])
 
 
 def sampled_chain(distributions: list[Tensor], sampler: Enumerated) -> Draft:
