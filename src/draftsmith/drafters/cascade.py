@@ -73,9 +73,6 @@ class Cascade(Drafter):
     def preferred_width(self) -> int:
         return max(drafter.preferred_width() for drafter in self.drafters)
 
-    def reach(self, width: int) -> int:
-        return max(drafter.reach(width) for drafter in self.drafters)
-
     def bind(self, model: ModelFacts) -> Drafter:
         """Bind all members; raise OptionError if one is reproducible and another samples."""
         bound = Cascade(tuple(drafter.bind(model) for drafter in self.drafters))
