@@ -339,6 +339,18 @@ def test_e8_nobody_waits_for_a_drafter_that_another_call_loads(engine: Engine) -
         other.join()
 
 
+def test_drafters_that_cannot_be_bound_displace_no_others(engine: Engine) -> None:
+    class Fails(Scripted):
+        def bind(self, model: Any) -> Drafter:  # noqa: ARG002
+            raise OptionError("no")
+
+    kept = engine.drafting("copyspec(gamma=2)")
+    for _ in range(10):
+        with pytest.raises(OptionError):
+            engine.drafting(Fails(lambda _: EMPTY))
+    assert engine.drafting("copyspec(gamma=2)") is kept
+
+
 def test_drafters_without_fields_are_told_apart(engine: Engine) -> None:
     class Watching(Drafter):
         name = "watching"

@@ -318,11 +318,17 @@ class Engine:
         with self._lock:
             called = self._called.setdefault(config, _Called())
             self._called.move_to_end(config)
-            if len(self._called) > _CALLED:
+        try:
+            with called.lock:
+                made = called.drafting = called.drafting or self._bound(config)
+        except BaseException:
+            with self._lock:  # what cannot be bound displaces nothing
+                self._called.pop(config, None)
+            raise
+        with self._lock:
+            while len(self._called) > _CALLED:
                 self._called.popitem(last=False)
-        with called.lock:
-            called.drafting = called.drafting or self._bound(config)
-            return called.drafting
+        return made
 
     def _bound(self, config: Drafter) -> Drafting:
         return Drafting.of(self.model, config, self.budget, self.cost, self.answers)
