@@ -40,6 +40,10 @@ class Budget(Protocol):
     """Decides the width of each step for one sequence, and learns from the outcome."""
 
     @property
+    def width(self) -> int:
+        """Maximum nodes of a step."""
+
+    @property
     def cost(self) -> CostCurve | None:
         """Cost of the passes that the last step was decided by; None: the width is fixed."""
 
