@@ -120,8 +120,6 @@ def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[
     greedy: dict[int, Tensor] = {}
     for i, (translation, row) in enumerate(zip(translations, logits, strict=True)):
         scores = translation.scores(row)
-        if scores is None:
-            continue
         distribution = translation.distribution
         if distribution.greedy:
             greedy[i] = scores

@@ -170,10 +170,10 @@ class Translation(ABC):
         """Return the drafter's ids of the text, where a new draft begins; empty: do not draft."""
 
     @abstractmethod
-    def scores(self, logits: Tensor) -> Tensor | None:
+    def scores(self, logits: Tensor) -> Tensor:
         """Return (V_D,) logits of the next drafter token, -inf for ids that must not be drawn.
 
-        They are masked before temperature, top-k and top-p. None ends the draft.
+        They are masked before temperature, top-k and top-p.
         """
 
     def draw(self, q: Tensor) -> int | None:
