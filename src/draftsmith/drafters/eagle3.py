@@ -16,7 +16,6 @@ import torch
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.target import ModelFacts, Needs
 from draftsmith.drafters.trained_head import BoundHead, HeadDrafter
-from draftsmith.errors import LoadError
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,29 +43,10 @@ class Eagle3(HeadDrafter):
         """Read the head; raises LoadError or UnsupportedError where it does not fit the model."""
         from draftsmith.model.dtype import dtype_beside
         from draftsmith.model.heads import eagle3_files
-        from draftsmith.model.heads.eagle3 import build, usual_layers
-        from draftsmith.model.heads.head import embeddings_of
+        from draftsmith.model.heads.eagle3 import build, fitted
 
         files = eagle3_files.read(str(self.model))
-        ids = eagle3_files.target_ids(files.tensors, model.vocab_size, self.model)
-        layers = files.layer_ids or usual_layers(model.layers)
-        embeddings = files.tensors.pop("embed_tokens.weight", None)
-        if embeddings is None:
-            embeddings = embeddings_of(model, self.model)
-        width = files.layer.hidden_size
-        if embeddings.shape[1] != width or len(embeddings) < model.vocab_size:
-            raise LoadError(
-                f"{self.model} does not fit this model: it needs embeddings of {model.vocab_size} "
-                f"tokens and the width {width}, and those there are have the shape "
-                f"{tuple(embeddings.shape)}"
-            )
-        config = model.model and model.model.config.get_text_config(decoder=True)
-        own_width = getattr(config, "hidden_size", files.target_width)
-        if own_width != files.target_width:
-            raise LoadError(
-                f"{self.model} reads states of the width {files.target_width}, and this model's "
-                f"have {own_width}"
-            )
+        ids, layers, embeddings = fitted(files, model, self.model)
         stored = files.tensors["fc.weight"].dtype
         target = stored if model.model is None else model.model.dtype
         dtype = dtype_beside(target, stored, torch.device(model.device))

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import tiny
 from architectures import VOCAB, build, prompt
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import OptionError
-from draftsmith.lab.train.eagle3 import HeadRecipe, HeadStep, Lessons, train
+from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.lab.train.eagle3 import HeadRecipe, HeadStep, Lessons, new_head, train
 from draftsmith.lab.train.texts import Texts
 from draftsmith.model.load import load
 from heads import Plainly
@@ -44,7 +44,7 @@ def test_what_is_learned_is_what_drafts() -> None:
     loaded = load(build("llama", num_hidden_layers=3, **sizes))
     ids = torch.arange(0, VOCAB, 2)
     recipe = replace(RECIPE, decay=0.5)
-    lessons = Lessons(loaded, recipe, ids)
+    lessons = Lessons(loaded, recipe, new_head(loaded, recipe, ids))
     tokens = torch.tensor([prompt(9, seed=1), prompt(9, seed=2)])
     loss, _ = lessons.losses(tokens)
     tensors = {n.removeprefix("fuse."): t for n, t in lessons.head.state_dict().items()}
@@ -105,3 +105,26 @@ def test_a_trained_head_drafts_what_its_target_says(
     found = engine.generate("hello world", max_new_tokens=24, drafter=drafter, budget=8)
     assert found.tokens == plain.tokens
     assert found.stats.drafted > 20
+
+
+def test_a_training_goes_on_with_a_head_and_other_texts(
+    model: str, texts: Texts, tmp_path: Path
+) -> None:
+    first, rows = tmp_path / "first", list[HeadStep]()
+    recipe = replace(RECIPE, steps=30, rows=8, learning_rate=5e-3)
+    train(model, recipe, texts, first, follow=rows.append)
+    further = HeadRecipe(start=str(first), length=16, rows=8, steps=2, seed=1)
+    train(model, further, texts, tmp_path / "second", follow=rows.append)
+    assert rows[30].loss < 0.8 * rows[0].loss
+    heads = [load_file(tmp_path / n / "model.safetensors") for n in ("first", "second")]
+    assert heads[0].keys() == heads[1].keys()
+    assert torch.equal(heads[0]["d2t"], heads[1]["d2t"])
+    assert not torch.equal(heads[0]["fc.weight"], heads[1]["fc.weight"])
+    configs = [(tmp_path / n / "config.json").read_text() for n in ("first", "second")]
+    assert configs[0] == configs[1]
+    with pytest.raises(OptionError, match="keeps its tokens and layers"):
+        replace(further, vocabulary=100)
+    heads[0]["embed_tokens.weight"] = torch.zeros(1, 1)
+    save_file(heads[0], first / "model.safetensors")
+    with pytest.raises(UnsupportedError, match="embeddings of their own"):
+        train(model, further, texts, tmp_path / "third")

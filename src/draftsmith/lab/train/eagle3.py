@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,16 +30,18 @@ from torch.nn.functional import embedding
 from transformers import DynamicCache, LlamaConfig
 
 from draftsmith.core.target import Needs
-from draftsmith.errors import TrainingError
+from draftsmith.errors import TrainingError, UnsupportedError
 from draftsmith.lab.corpus.build import Show, unseen
 from draftsmith.lab.train.batches import in_order
 from draftsmith.lab.train.curves import Curves
 from draftsmith.lab.train.recipe import HeadRecipe, Texts
 from draftsmith.lab.train.run import Run
 from draftsmith.lab.train.texts import held_out_stream, sequences, stream
+from draftsmith.model.checkpoint_files import Checkpoint
 from draftsmith.model.fingerprint import fingerprint
-from draftsmith.model.heads.eagle3 import Eagle3Head, usual_layers
+from draftsmith.model.heads.eagle3 import Eagle3Head, build, fitted, usual_layers
 from draftsmith.model.heads.eagle3_files import FLAGS
+from draftsmith.model.heads.eagle3_files import read as read_head
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.taps import PassTaps
@@ -83,16 +86,27 @@ class TrainedHead:
     """For each unrolled step, on held-out text; None without such text."""
 
 
+@dataclass(frozen=True)
+class Start:
+    """A head before its training."""
+
+    head: Eagle3Head
+    ids: Tensor
+    """(K,) the tokens that it knows."""
+    layers: tuple[int, ...]
+    """Blocks of the target, counted from 1, that it reads."""
+    config: Mapping[str, Any] | None = None
+    """Its configuration in the speculators format; None: a new head."""
+
+
 class Lessons:
     """A head and its target: losses of batches of text."""
 
-    def __init__(self, loaded: LoadedModel, recipe: HeadRecipe, ids: Tensor) -> None:
-        """`ids` (K,): the tokens that the head knows."""
-        self.loaded, self.recipe, self.ids = loaded, recipe, ids.to(loaded.device)
-        self.layers = recipe.layers or usual_layers(loaded.facts.layers)
+    def __init__(self, loaded: LoadedModel, recipe: HeadRecipe, start: Start) -> None:
+        self.loaded, self.recipe, self.config = loaded, recipe, start.config
+        self.head, self.ids, self.layers = start.head, start.ids.to(loaded.device), start.layers
         self.needs = Needs(self.layers)
         check_needs(self.needs, loaded, "train eagle3")
-        self.head = fresh_head(loaded, len(self.layers), self.ids, recipe.seed)
 
     def losses(self, tokens: Tensor) -> tuple[Tensor, list[float]]:
         """The loss of tokens (B, T), and by step the share of places that are right."""
@@ -138,19 +152,35 @@ class Lessons:
         return states.float(), output.logits
 
 
-def fresh_head(loaded: LoadedModel, layers: int, ids: Tensor, seed: int) -> Eagle3Head:
+def new_head(loaded: LoadedModel, recipe: HeadRecipe, ids: Tensor) -> Start:
     """A head that begins with the target's rows of the LM head, and else with random weights."""
-    config = loaded.config
+    config, layers = loaded.config, recipe.layers or usual_layers(loaded.facts.layers)
     known = {name: getattr(config, name) for name in _FIELDS if getattr(config, name, None)}
     layer = LlamaConfig(**known, vocab_size=loaded.vocab_size, num_hidden_layers=1)
     layer._attn_implementation = "sdpa"
-    torch.manual_seed(seed)
-    head = Eagle3Head(layer, layers, config.hidden_size, len(ids), dict.fromkeys(FLAGS, False))
+    torch.manual_seed(recipe.seed)
+    flags = dict.fromkeys(FLAGS, False)
+    head = Eagle3Head(layer, len(layers), config.hidden_size, len(ids), flags)
     head.to(loaded.device)
     head.embeddings = loaded.model.get_input_embeddings().weight.detach().float()
     with torch.no_grad():
         head.lm_head.weight.copy_(loaded.model.get_output_embeddings().weight[ids])
-    return head
+    return Start(head, ids, layers)
+
+
+def trained_head(loaded: LoadedModel, source: str) -> Start:
+    """The head of a folder or hub id, to go on with; raises LoadError or UnsupportedError."""
+    config, files = Checkpoint(source).config, read_head(source)
+    if "speculators_model_type" not in config or "embed_tokens.weight" in files.tensors:
+        raise UnsupportedError(
+            f"{source}: a training begins only with heads in the speculators format that have no "
+            "embeddings of their own"
+        )
+    ids, layers, embeddings = fitted(files, loaded.facts, source)
+    head = build(files, len(layers), str(loaded.device), torch.float32, source)
+    head.embeddings = embeddings.float()
+    known = torch.arange(loaded.vocab_size, device="cpu") if ids is None else ids
+    return Start(head.requires_grad_(True), known, layers, config)
 
 
 def train(
@@ -175,9 +205,13 @@ def train(
     text = stream(texts, tokenizer, 0.0, recipe.seed, show)
     rows = sequences(text, recipe.length - 1, "texts", before)
     held_out = held_out_stream(texts, tokenizer)
-    counts = np.bincount(text, minlength=loaded.vocab_size)
-    most = np.argsort(-counts, kind="stable")[: min(recipe.vocabulary, loaded.vocab_size)]
-    lessons = Lessons(loaded, recipe, torch.from_numpy(np.sort(most)))
+    if recipe.start:
+        start = trained_head(loaded, recipe.start)
+    else:
+        counts = np.bincount(text, minlength=loaded.vocab_size)
+        most = np.argsort(-counts, kind="stable")[: min(recipe.vocabulary, loaded.vocab_size)]
+        start = new_head(loaded, recipe, torch.from_numpy(np.sort(most)))
+    lessons = Lessons(loaded, recipe, start)
     about = {
         "model": fingerprint(loaded.model),
         "texts": zlib.crc32(text.tobytes()),
@@ -252,16 +286,24 @@ def write(lessons: Lessons, source: str, folder: Path) -> None:
 
     Its embeddings are the target's.
     """
-    head, loaded = lessons.head, lessons.loaded
     dtype = torch.bfloat16 if lessons.recipe.bfloat16 else torch.float32
-    tensors = {n.removeprefix("fuse."): t.detach().to(dtype) for n, t in head.state_dict().items()}
+    tensors = {
+        n.removeprefix("fuse."): t.detach().to(dtype) for n, t in lessons.head.state_dict().items()
+    }
     ids = lessons.ids.cpu()
     tensors["d2t"] = ids - torch.arange(len(ids), device="cpu")
-    tensors["t2d"] = torch.zeros(loaded.vocab_size, dtype=torch.bool, device="cpu")
+    tensors["t2d"] = torch.zeros(lessons.loaded.vocab_size, dtype=torch.bool, device="cpu")
     tensors["t2d"][ids] = True
     save_file(
         {name: t.cpu().contiguous() for name, t in tensors.items()}, folder / "model.safetensors"
     )
+    config = lessons.config or new_config(lessons, source)
+    write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")
+
+
+def new_config(lessons: Lessons, source: str) -> dict[str, Any]:
+    """The configuration of a new head for the model `source`, in the speculators format."""
+    head, loaded = lessons.head, lessons.loaded
     layer = {name: getattr(head.config, name) for name in _FIELDS} | {
         "model_type": "llama",
         "vocab_size": loaded.vocab_size,
@@ -269,11 +311,11 @@ def write(lessons: Lessons, source: str, folder: Path) -> None:
         "max_position_embeddings": loaded.context_length or 2048,
     }
     proposal = {"proposal_type": "greedy", "speculative_tokens": lessons.recipe.unrolled}
-    config = {
+    return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0",
-        "draft_vocab_size": len(ids),
+        "draft_vocab_size": len(lessons.ids),
         "eagle_aux_hidden_state_layer_ids": list(lessons.layers),
         "target_hidden_size": loaded.config.hidden_size,
         "transformer_layer_config": layer,
@@ -287,4 +329,3 @@ def write(lessons: Lessons, source: str, folder: Path) -> None:
             },
         },
     }
-    write_text(folder / "config.json", json.dumps(config, indent=1) + "\n")

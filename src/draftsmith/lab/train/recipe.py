@@ -149,6 +149,9 @@ class HeadRecipe:
     weights of deeper steps are those of the authors' code. Learning rates are ours.
     """
 
+    start: Annotated[str, HEAD] = setting(
+        "", "Head to begin with, a folder or hub id; its tokens and layers stay."
+    )
     vocabulary: Annotated[int, HEAD] = setting(
         8192, "K: the most frequent tokens of the texts.", least=8
     )
@@ -174,6 +177,8 @@ class HeadRecipe:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.start and (self.layers or self.vocabulary != HeadRecipe.vocabulary):
+            raise OptionError("the head of start keeps its tokens and layers; do not give others")
         if self.unrolled + 2 > self.length:
             raise OptionError(f"unrolled={self.unrolled} does not fit into length={self.length}")
 

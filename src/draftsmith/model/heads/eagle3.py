@@ -8,7 +8,7 @@ rotary embeddings are transformers' own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,11 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RotaryEmbedding,
 )
 
+from draftsmith.core.target import ModelFacts
+from draftsmith.errors import LoadError
 from draftsmith.model.forward import cache_name
-from draftsmith.model.heads.eagle3_files import HeadFiles
-from draftsmith.model.heads.head import Head, check_tensors
+from draftsmith.model.heads.eagle3_files import HeadFiles, target_ids
+from draftsmith.model.heads.head import Head, check_tensors, embeddings_of
 
 KINDS: dict[str, tuple[Any, Any, Any]] = {
     "llama": (LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding),
@@ -117,6 +119,43 @@ class Eagle3Head(Head):
 def usual_layers(layers: int) -> tuple[int, ...]:
     """Return the blocks that a head reads by default, counted from 1, for a target of `layers`."""
     return 2, layers // 2, layers - 3
+
+
+class Beside(NamedTuple):
+    """What a head has beside its module, for a target."""
+
+    ids: Tensor | None
+    """(K,) ids of its tokens in the target's vocabulary; None: they are the same."""
+    layers: tuple[int, ...]
+    """Blocks of the target, counted from 1, that it reads."""
+    embeddings: Tensor
+    """(V, d), its own or the target's."""
+
+
+def fitted(files: HeadFiles, model: ModelFacts, source: str) -> Beside:
+    """Return what a head has beside its module; raise LoadError if it does not fit the model.
+
+    Takes `d2t` and `embed_tokens.weight` out of the tensors.
+    """
+    ids = target_ids(files.tensors, model.vocab_size, source)
+    embeddings = files.tensors.pop("embed_tokens.weight", None)
+    if embeddings is None:
+        embeddings = embeddings_of(model, source)
+    width = files.layer.hidden_size
+    if embeddings.shape[1] != width or len(embeddings) < model.vocab_size:
+        raise LoadError(
+            f"{source} does not fit this model: it needs embeddings of {model.vocab_size} "
+            f"tokens and the width {width}, and those there are have the shape "
+            f"{tuple(embeddings.shape)}"
+        )
+    config = model.model and model.model.config.get_text_config(decoder=True)
+    own_width = getattr(config, "hidden_size", files.target_width)
+    if own_width != files.target_width:
+        raise LoadError(
+            f"{source} reads states of the width {files.target_width}, and this model's "
+            f"have {own_width}"
+        )
+    return Beside(ids, files.layer_ids or usual_layers(model.layers), embeddings)
 
 
 def build(
