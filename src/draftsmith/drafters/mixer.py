@@ -184,11 +184,9 @@ def predict(
         count = add_followers(indexes[k], k * ORDERS, candidates, lookup, count)
     for k in range(row // ORDERS):
         sort_followers(indexes[k], k * ORDERS, candidates, lookup, count)
-    for i in range(count):
-        candidates[i].weights *= NAMED
-    sort_row(rows, row, candidates, lookup, 1)
+    sort_row(rows, row, candidates, lookup, count)
     if row + 1 < lookup.inputs:
-        sort_row(head, row + 1, candidates, lookup, (len(mixer.weights) - AFTER) // 2)
+        sort_head(head, row + 1, candidates, lookup, (len(mixer.weights) - AFTER) // 2)
     for i in range(count):
         lookup.slots[candidates[i].slot] = 0
     mix(mixer, candidates, lookup, count)
@@ -228,7 +226,9 @@ def find_row(rows: Any, row: int, token: int, lookup: Any) -> None:
     place = token % ROWS
     lookup.found[row] = lookup.absent[row] = -1
     if token >= 0 and len(rows) and abs(rows[place].after) == token + 1:
-        found_row(rows, row, place, lookup)
+        bigram = rows[place].after < 0
+        lookup.found[row] = place
+        lookup.absent[row] = PRESENT + prob_class(rows[place].probs[0]) + PROBS * bigram
 
 
 def longer_key(key: int, token: int) -> int:
@@ -254,15 +254,8 @@ def find_head(head: Any, row: int, key: int, lookup: Any) -> None:
     lookup.found[row] = lookup.absent[row] = -1
     for place in range(len(head)):
         if head[place].after == key:
-            found_row(head, row, place, lookup)
-
-
-@inlined
-def found_row(rows: Any, row: int, place: int, lookup: Any) -> None:
-    """Set where the row of an input is, and the cell of candidates that it does not contain."""
-    bigram = rows[place].after < 0
-    lookup.found[row] = place
-    lookup.absent[row] = PRESENT + prob_class(rows[place].probs[0]) + PROBS * bigram
+            lookup.found[row] = place
+            lookup.absent[row] = PRESENT + prob_class(head[place].probs[0])
 
 
 @inlined
@@ -397,11 +390,10 @@ def sort_followers(
 
 
 @inlined
-def sort_row(rows: Any, row: int, candidates: Any, lookup: Any, named: int) -> None:
-    """Set the cell for the row of each candidate that it contains, and choose its weights.
-
-    `named`: distance of its set of weights to that of a candidate that the row does not contain.
-    """
+def sort_row(rows: Any, row: int, candidates: Any, lookup: Any, count: int) -> None:
+    """Set each candidate's cell for the row, and whether the row contains it."""
+    for i in range(count):
+        candidates[i].weights *= NAMED
     place = lookup.found[row]
     if place < 0:
         return
@@ -410,10 +402,27 @@ def sort_row(rows: Any, row: int, candidates: Any, lookup: Any, named: int) -> N
         candidate = lookup.slots[slot_of(candidates, lookup, rows[place].tokens[i])]
         if candidate:
             one = candidates[candidate - 1]
-            if one.cells[row] == lookup.absent[row]:  # a row with few tokens repeats the first
-                one.weights += named
             rank = first + (i if i < 4 else 4 if i < 6 else 5)
             one.cells[row] = rank * PROBS + prob_class(rows[place].probs[i])
+            one.weights += 1
+
+
+@inlined
+def sort_head(head: Any, row: int, candidates: Any, lookup: Any, named: int) -> None:
+    """Sort each candidate that the head's row names into its cell, and choose its weights.
+
+    `named`: number of the first set of weights for such candidates.
+    """
+    place = lookup.found[row]
+    if place < 0:
+        return
+    for i in range(TOP):
+        candidate = lookup.slots[slot_of(candidates, lookup, head[place].tokens[i])]
+        if candidate:
+            one = candidates[candidate - 1]
+            rank = i if i < 4 else 4 if i < 6 else 5
+            one.cells[row] = rank * PROBS + prob_class(head[place].probs[i])
+            one.weights = named + one.weights % named
 
 
 # --- probabilities -------------------------------------------------------------------------------
