@@ -175,10 +175,12 @@ def predict(
     lookup.inputs = len(mixer.cells)
     for k in range(row // ORDERS):
         find_contexts(indexes[k], k * ORDERS, text, end, lookup)
+    # All inputs are found before a candidate is added, which begins with the cells of absence.
     find_row(rows, row, text.ids[end - 1] if end else -1, lookup)
-    count = add_row(rows, row, candidates, lookup, 0 * end)
     if row + 1 < lookup.inputs:
         find_head(head, row + 1, path_key(text.ids, base, end), lookup)
+    count = add_row(rows, row, candidates, lookup, 0 * end)
+    if row + 1 < lookup.inputs:
         count = add_row(head, row + 1, candidates, lookup, count)
     for k in range(row // ORDERS):
         count = add_followers(indexes[k], k * ORDERS, candidates, lookup, count)
