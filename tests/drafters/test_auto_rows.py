@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from draftsmith.core.drafter import Context, Outcome
 from draftsmith.core.target import RowOutput
 from draftsmith.drafters.auto import Auto, AutoState
 from draftsmith.drafters.logit_rows import ROW, ROWS, TOP, WHOLE, best
-from draftsmith.drafters.mixer import PROB_STEPS
+from draftsmith.drafters.mixer import PROB_STEPS, ROOT_KEY, Mixer, longer_key, with_head
+from draftsmith.drafters.mixer_prior import head_prior, prior
 
 V = 700
 
@@ -29,7 +31,7 @@ def logits_of(node: int, token: int) -> Tensor:
     return logits
 
 
-def told(state: AutoState, ctx: Context, truth: list[int]) -> None:
+def one_pass(state: AutoState, ctx: Context, truth: list[int]) -> None:
     """One pass of a target that goes on with `truth`, as its logits say."""
 
     def logits(draft: Draft) -> Tensor:
@@ -66,7 +68,7 @@ def test_rows_that_are_not_finite_are_left_out() -> None:
 
 def test_what_was_never_in_the_text_is_drafted_where_the_logits_named_it() -> None:
     state, ctx = opened([1, 2, 3, 4, 5], vocab_size=V)
-    told(state, ctx, [600, 7, 8, 9])  # after 5 comes 600, perhaps 601
+    one_pass(state, ctx, [600, 7, 8, 9])  # after 5 comes 600, perhaps 601
     assert 601 not in state.draft(ctx).tokens
     ctx.ids = [*ctx.ids, 5]
     state.take(ctx)
@@ -76,9 +78,46 @@ def test_what_was_never_in_the_text_is_drafted_where_the_logits_named_it() -> No
     draft.check(V, 64, len(ctx.ids))
 
 
+class TwoRows:
+    """A head with a row at the root and one after 600, of different certainty."""
+
+    base = 0
+    rows = np.zeros(0, ROW)
+
+    def joined(self, mixer: Mixer) -> Mixer:
+        return with_head(mixer, head_prior(mixer.indexes))
+
+    def begin(self, length: int) -> None:
+        self.base, self.rows = length, np.zeros(2, ROW)
+        self.rows["after"] = ROOT_KEY, longer_key(ROOT_KEY, 600)
+        self.rows["tokens"] = [range(10, 10 + TOP), range(20, 20 + TOP)]
+        self.rows["probs"] = WHOLE // 1000
+        self.rows["probs"][:, 0] = 0.95 * WHOLE, 0.05 * WHOLE
+
+    def learn(self, ids: object) -> None:
+        pass
+
+    def worth(self, *_: object) -> list[int]:
+        return []
+
+
+def test_a_draft_depends_on_no_earlier_lookup_of_a_heads_rows() -> None:
+    """Tokens of the target's rows get the cell of those that the head does not name here."""
+    ctx = opened([1, 2, 3, 4, 5], vocab_size=V)[1]
+    head: Any = TwoRows()
+    state = AutoState(Auto(), prior(1), head=head)
+    one_pass(state, ctx, [600, 7, 8, 9])
+    ctx.ids = [*ctx.ids, 5]
+    state.take(ctx)
+    first, again = state.draft(ctx), state.draft(ctx)
+    assert {10, 600, 601} <= set(first.tokens)
+    assert first == again
+    assert first.chances == again.chances
+
+
 def test_rows_go_with_a_rewind_and_the_rest_is_a_fresh_start() -> None:
     state, ctx = opened([1, 2, 3, 4, 5], vocab_size=V)
-    told(state, ctx, [600, 7, 8, 9])
+    one_pass(state, ctx, [600, 7, 8, 9])
     state.draft(ctx)
     state.truncate(3)
     ctx.ids = [1, 2, 3, 4, 5]
@@ -90,7 +129,7 @@ def test_rows_go_with_a_rewind_and_the_rest_is_a_fresh_start() -> None:
 
 def test_tokens_of_one_place_are_told_apart() -> None:
     state, ctx = opened([1, 2, 3, 4, 5], vocab_size=V)
-    told(state, ctx, [600, 7, 8, 9])
+    one_pass(state, ctx, [600, 7, 8, 9])
     ctx.vocab_size = 2 * ROWS + V
     ctx.ids = [*ctx.ids, 5 + ROWS]
     assert 601 not in state.draft(ctx).tokens
@@ -98,12 +137,12 @@ def test_tokens_of_one_place_are_told_apart() -> None:
 
 def test_bytes_are_said_with_the_rows_and_an_ended_answer_holds_no_logits() -> None:
     state, ctx = opened([1, 2, 3], vocab_size=V)
-    told(state, ctx, [600, 7, 8, 9])
+    one_pass(state, ctx, [600, 7, 8, 9])
     state.draft(ctx)
     room = (*state.search, state.rows)
     held = state.text.nbytes + state.mixer.nbytes + sum(array.nbytes for array in room)
     assert ROWS * ROW.itemsize <= held <= Auto().bytes_for(0)
-    told(state, ctx, [600, 7, 8, 9])
+    one_pass(state, ctx, [600, 7, 8, 9])
     assert state.passed is not None
     state.end(ctx)
     assert state.passed is None
