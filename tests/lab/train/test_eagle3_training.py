@@ -14,7 +14,7 @@ import tiny
 from architectures import VOCAB, build, prompt
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
-from draftsmith.lab.train.eagle3 import HeadRecipe, HeadStep, Lessons, new_head, train
+from draftsmith.lab.train.eagle3 import HeadRecipe, HeadStep, train, with_new_head
 from draftsmith.lab.train.texts import Texts
 from draftsmith.model.load import load
 from heads import Plainly
@@ -44,7 +44,7 @@ def test_what_is_learned_is_what_drafts() -> None:
     loaded = load(build("llama", num_hidden_layers=3, **sizes))
     ids = torch.arange(0, VOCAB, 2)
     recipe = replace(RECIPE, decay=0.5)
-    lessons = Lessons(loaded, recipe, new_head(loaded, recipe, ids))
+    lessons = with_new_head(loaded, recipe, ids)
     tokens = torch.tensor([prompt(9, seed=1), prompt(9, seed=2)])
     loss, _ = lessons.losses(tokens)
     tensors = {n.removeprefix("fuse."): t for n, t in lessons.head.state_dict().items()}

@@ -37,7 +37,6 @@ from draftsmith.lab.train.curves import Curves
 from draftsmith.lab.train.recipe import HeadRecipe, Texts
 from draftsmith.lab.train.run import Run
 from draftsmith.lab.train.texts import held_out_stream, sequences, stream
-from draftsmith.model.checkpoint_files import Checkpoint
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.heads.eagle3 import Eagle3Head, build, fitted, usual_layers
 from draftsmith.model.heads.eagle3_files import FLAGS
@@ -86,27 +85,23 @@ class TrainedHead:
     """For each unrolled step, on held-out text; None without such text."""
 
 
-@dataclass(frozen=True)
-class Start:
-    """A head before its training."""
-
-    head: Eagle3Head
-    ids: Tensor
-    """(K,) the tokens that it knows."""
-    layers: tuple[int, ...]
-    """Blocks of the target, counted from 1, that it reads."""
-    config: Mapping[str, Any] | None = None
-    """Its configuration in the speculators format; None: a new head."""
-
-
+@dataclass
 class Lessons:
     """A head and its target: losses of batches of text."""
 
-    def __init__(self, loaded: LoadedModel, recipe: HeadRecipe, start: Start) -> None:
-        self.loaded, self.recipe, self.config = loaded, recipe, start.config
-        self.head, self.ids, self.layers = start.head, start.ids.to(loaded.device), start.layers
-        self.needs = Needs(self.layers)
-        check_needs(self.needs, loaded, "train eagle3")
+    loaded: LoadedModel
+    recipe: HeadRecipe
+    head: Eagle3Head
+    ids: Tensor
+    """(K,) the tokens that the head knows."""
+    layers: tuple[int, ...]
+    """Blocks of the target, counted from 1, that it reads."""
+    config: Mapping[str, Any] | None = None
+    """Its configuration in the speculators format; None: it is new."""
+
+    def __post_init__(self) -> None:
+        self.ids, self.needs = self.ids.to(self.loaded.device), Needs(self.layers)
+        check_needs(self.needs, self.loaded, "train eagle3")
 
     def losses(self, tokens: Tensor) -> tuple[Tensor, list[float]]:
         """The loss of tokens (B, T), and by step the share of places that are right."""
@@ -152,8 +147,8 @@ class Lessons:
         return states.float(), output.logits
 
 
-def new_head(loaded: LoadedModel, recipe: HeadRecipe, ids: Tensor) -> Start:
-    """A head that begins with the target's rows of the LM head, and else with random weights."""
+def with_new_head(loaded: LoadedModel, recipe: HeadRecipe, ids: Tensor) -> Lessons:
+    """Lessons of a new head: the LM head has rows of the target's, all else random weights."""
     config, layers = loaded.config, recipe.layers or usual_layers(loaded.facts.layers)
     known = {name: getattr(config, name) for name in _FIELDS if getattr(config, name, None)}
     layer = LlamaConfig(**known, vocab_size=loaded.vocab_size, num_hidden_layers=1)
@@ -165,13 +160,13 @@ def new_head(loaded: LoadedModel, recipe: HeadRecipe, ids: Tensor) -> Start:
     head.embeddings = loaded.model.get_input_embeddings().weight.detach().float()
     with torch.no_grad():
         head.lm_head.weight.copy_(loaded.model.get_output_embeddings().weight[ids])
-    return Start(head, ids, layers)
+    return Lessons(loaded, recipe, head, ids, layers)
 
 
-def trained_head(loaded: LoadedModel, source: str) -> Start:
-    """The head of a folder or hub id, to go on with; raises LoadError or UnsupportedError."""
-    config, files = Checkpoint(source).config, read_head(source)
-    if "speculators_model_type" not in config or "embed_tokens.weight" in files.tensors:
+def with_trained_head(loaded: LoadedModel, recipe: HeadRecipe) -> Lessons:
+    """Lessons of the head `recipe.start`; raises LoadError or UnsupportedError."""
+    source, files = recipe.start, read_head(recipe.start)
+    if "speculators_model_type" not in files.config or "embed_tokens.weight" in files.tensors:
         raise UnsupportedError(
             f"{source}: a training begins only with heads in the speculators format that have no "
             "embeddings of their own"
@@ -180,7 +175,7 @@ def trained_head(loaded: LoadedModel, source: str) -> Start:
     head = build(files, len(layers), str(loaded.device), torch.float32, source)
     head.embeddings = embeddings.float()
     known = torch.arange(loaded.vocab_size, device="cpu") if ids is None else ids
-    return Start(head.requires_grad_(True), known, layers, config)
+    return Lessons(loaded, recipe, head.requires_grad_(True), known, layers, files.config)
 
 
 def train(
@@ -206,12 +201,11 @@ def train(
     rows = sequences(text, recipe.length - 1, "texts", before)
     held_out = held_out_stream(texts, tokenizer)
     if recipe.start:
-        start = trained_head(loaded, recipe.start)
+        lessons = with_trained_head(loaded, recipe)
     else:
         counts = np.bincount(text, minlength=loaded.vocab_size)
         most = np.argsort(-counts, kind="stable")[: min(recipe.vocabulary, loaded.vocab_size)]
-        start = new_head(loaded, recipe, torch.from_numpy(np.sort(most)))
-    lessons = Lessons(loaded, recipe, start)
+        lessons = with_new_head(loaded, recipe, torch.from_numpy(np.sort(most)))
     about = {
         "model": fingerprint(loaded.model),
         "texts": zlib.crc32(text.tobytes()),

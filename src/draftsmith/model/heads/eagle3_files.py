@@ -45,6 +45,8 @@ _UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 class HeadFiles:
     """Contents of a head's checkpoint."""
 
+    config: Mapping[str, Any]
+    """Its config.json."""
     layer: Any
     """Configuration of its decoder layers, `LlamaConfig` or `Qwen3Config`."""
     layer_ids: tuple[int, ...] | None
@@ -79,6 +81,7 @@ def read(source: str) -> HeadFiles:
         raise UnsupportedError(f"{source}: norm_before_fc and fc_norm exclude each other")
     ids = fields.get("eagle_aux_hidden_state_layer_ids")
     return HeadFiles(
+        files.config,
         _layer_config(fields, len(layers), source),
         None if ids is None else tuple(int(i) for i in ids),
         int(fields.get("target_hidden_size") or fields["hidden_size"]),
