@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from draftsmith.core.stats import Guess, total
 from draftsmith.engine.result import GenerationResult
 from draftsmith.server.alternatives import Logprob
-from draftsmith.server.calls.source import Call, MoreArguments, Part, TextPart, add
+from draftsmith.server.calls.source import Call, MoreArguments, Part, TextPart, add, new_id
 from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, CompletionRequest
@@ -139,11 +138,13 @@ class Answer(ABC):
     """Whether the chat template has reasoning."""
     created: int = field(default_factory=lambda: int(time.time()))
 
-    prefix: ClassVar[str]
-    """Beginning of the response's id."""
-
     def __post_init__(self) -> None:
-        self.id = f"{self.prefix}_{secrets.token_hex(12)}"
+        self.id = new_id(self.prefix)
+
+    @property
+    @abstractmethod
+    def prefix(self) -> str:
+        """Beginning of the response's id."""
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
@@ -235,8 +236,9 @@ class PartAnswer(Answer):
 class OpenAIAnswer(Answer):
     """The answers to a chat or a completion."""
 
-    def __post_init__(self) -> None:
-        self.id = ("chatcmpl-" if self.chat else "cmpl-") + secrets.token_hex(12)
+    @property
+    def prefix(self) -> str:
+        return "chatcmpl-" if self.chat else "cmpl-"
 
     @property
     def chat(self) -> bool:

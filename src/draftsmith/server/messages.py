@@ -164,7 +164,7 @@ def _messages(turn: Turn, where: str, ignored: Ignored) -> list[Message]:
 class MessagesAnswer(PartAnswer):
     """The message of a response, or the part generated so far, and its events."""
 
-    prefix = "msg"
+    prefix = "msg_"
     _arguments = ""
     """JSON text of the last call's arguments so far."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from fastapi import Request, Response
 
 from draftsmith.server.answers import Event, PartAnswer, event
 from draftsmith.server.api import Api
-from draftsmith.server.calls.source import Call, TextPart
+from draftsmith.server.calls.source import Call, TextPart, new_id
 from draftsmith.server.chats import translated
 from draftsmith.server.ignored import Ignored
 from draftsmith.server.refusals import Refusal, hint, renaming
@@ -263,7 +262,7 @@ class ResponsesAnswer(PartAnswer):
     """One response, or the part generated so far, and its events."""
 
     asked: ResponsesRequest
-    prefix = "resp"
+    prefix = "resp_"
     _events = 0
     _status = "completed"
     """Status of the item that ends next."""
@@ -300,16 +299,16 @@ class ResponsesAnswer(PartAnswer):
         if isinstance(part, Call):
             custom = {"type": "custom", "name": part.name}
             if any(custom.items() <= tool.items() for tool in self.asked.tools or ()):
-                item |= {"type": "custom_tool_call", "id": _id("ctc"), "input": ""}
+                item |= {"type": "custom_tool_call", "id": new_id("ctc_"), "input": ""}
             else:
-                item |= {"type": "function_call", "id": _id("fc"), "arguments": ""}
+                item |= {"type": "function_call", "id": new_id("fc_"), "arguments": ""}
             item |= {"call_id": part.id, "name": part.name}
             return [self._item("added")]
         item["content"] = list[Any]()
         if part.thought:
-            item |= {"type": "reasoning", "id": _id("rs"), "summary": []}
+            item |= {"type": "reasoning", "id": new_id("rs_"), "summary": []}
         else:
-            item |= {"type": "message", "id": _id("msg"), "role": "assistant"}
+            item |= {"type": "message", "id": new_id("msg_"), "role": "assistant"}
         text = _part(item["type"])
         events = [self._item("added"), self._part("content_part.added", part=text)]
         item["content"].append(text)
@@ -408,10 +407,6 @@ def _sent(section: Section | None) -> dict[str, Any]:
 
 _TEXT = {"message": "output_text", "reasoning": "reasoning_text"}
 _LOGPROBS: dict[str, dict[str, Any]] = {"message": {"logprobs": []}, "reasoning": {}}
-
-
-def _id(prefix: str) -> str:
-    return f"{prefix}_{secrets.token_hex(12)}"
 
 
 def _part(kind: str) -> dict[str, Any]:

@@ -27,13 +27,18 @@ class NoCall(Exception):
     """Raised by parsers if the text is not a tool call."""
 
 
+def new_id(prefix: str) -> str:
+    """Return an id that no other object has."""
+    return prefix + secrets.token_hex(12)
+
+
 @dataclass(slots=True)
 class Call:
     """A tool call. `arguments` is JSON text; it is incomplete while the call is streamed."""
 
     name: str
     arguments: str = ""
-    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+    id: str = field(default_factory=lambda: new_id("call_"))
 
 
 @dataclass(slots=True)
