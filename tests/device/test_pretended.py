@@ -84,8 +84,8 @@ def test_late_copies_need_their_source(device: str) -> None:
 
     with pytest.raises(RuntimeError, match="late copy 0 overwritten"), pretended.like_mps():
         overwrite(held.to(device, non_blocking=True))
-    told = pytest.raises(AssertionError, match=r"may read garbage: .*released': 1}")
-    with told, pretended.like_mps(), pytest.raises(RuntimeError):
+    refused = pytest.raises(AssertionError, match=r"may read garbage: .*released': 1}")
+    with refused, pretended.like_mps(), pytest.raises(RuntimeError):
         torch.ones(3).to(device, non_blocking=True).sum()
 
 

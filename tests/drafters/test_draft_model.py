@@ -299,20 +299,21 @@ def contents(runner: Any, row: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.parametrize(("name", "copier"), [("shallower", Parrot), ("tli", LongestMatch)])
-@pytest.mark.parametrize("behind", [False, True], ids=["alone", "behind copies"])
+@pytest.mark.parametrize("after_copies", [False, True], ids=["alone", "after copies"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_drafters_cache_equals_a_fresh_prefill(
     name: str,
     copier: type[Drafter],
-    behind: bool,
+    after_copies: bool,
     temperature: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After every draft, whoever drafted before and whatever was accepted of it."""
+    """After every draft, whatever was drafted and accepted before it."""
     monkeypatch.setattr(draft_model, "LongestMatch", copier)
     model = drafters()[name]
-    serving = engine(Cascade((CopySpec(gamma=1, block=4), model)) if behind else model)
-    bound: Any = serving.drafter.drafters[1] if behind else serving.drafter  # type: ignore[attr-defined]
+    serving = engine(Cascade((CopySpec(gamma=1, block=4), model)) if after_copies else model)
+    top: Any = serving.drafter
+    bound = top.drafters[1] if after_copies else top
     checked = 0
     original = bound.draft
 
@@ -334,4 +335,4 @@ def test_the_drafters_cache_equals_a_fresh_prefill(
     serving.resources.max_batch = 3
     found = serving.generate(TEXTS, max_new_tokens=30, temperature=temperature, seed=1)
     assert checked > 12
-    assert any("copyspec" in one.stats.by_source for one in found) == behind
+    assert any("copyspec" in one.stats.by_source for one in found) == after_copies

@@ -209,8 +209,8 @@ def test_s3_a_field_of_a_part_that_is_not_read_is_named(
     response = client.post(path, json=ASK[path] | more)
     assert response.status_code == 200, response.text
     where, _, near = named.partition("; ")
-    told = f"the field {where} was ignored" + (f"; did you mean {near!r}" if near else "")
-    assert told in response.headers["warning"]
+    warning = f"the field {where} was ignored" + (f"; did you mean {near!r}" if near else "")
+    assert warning in response.headers["warning"]
     assert response.headers["warning"].count("299 draftsmith") == 1
 
 

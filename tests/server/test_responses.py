@@ -19,18 +19,18 @@ PATCH = {"type": "custom", "name": "patch", "description": "Patches.",
 def test_a_response_is_the_chats_answer(ask: Ask) -> None:
     messages = [{"role": "system", "content": "be kind"}, USER]
     chat = ask(CHAT, tiny.TEMPLATE, None, messages=messages, max_tokens=8).json()
-    told, kinds = responded(
+    response, kinds = responded(
         ask, tiny.TEMPLATE, None, max_output_tokens=8, instructions="be kind", unknown=[1],
         metadata={"a": "b"}, tools=[{"type": "web_search"}],
     )  # fmt: skip
     text = chat["choices"][0]["message"]["content"]
-    (item,) = told["output"]
+    (item,) = response["output"]
     assert item["content"] == [
         {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     ]
-    assert told["status"] == item["status"] == "incomplete"
-    assert told["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert told["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert response["status"] == item["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
     assert kinds[-4:] == [
         "output_text.done", "content_part.done", "output_item.done", "incomplete"
@@ -38,9 +38,9 @@ def test_a_response_is_the_chats_answer(ask: Ask) -> None:
 
 
 def test_a_response_calls_tools_and_takes_what_they_gave(ask: Ask) -> None:
-    told, kinds = responded(ask, CALLING, None, tools=[TOOL], tool_choice="required")
-    (call,) = told["output"]
-    assert (call["type"], told["status"]) == ("function_call", "completed")
+    response, kinds = responded(ask, CALLING, None, tools=[TOOL], tool_choice="required")
+    (call,) = response["output"]
+    assert (call["type"], response["status"]) == ("function_call", "completed")
     assert json.loads(call["arguments"])["x"] in ("p", "q")
     assert [*dict.fromkeys(kinds)] == [
         "created", "in_progress", "output_item.added", "function_call_arguments.delta",
@@ -59,16 +59,16 @@ def test_a_response_calls_tools_and_takes_what_they_gave(ask: Ask) -> None:
 def test_a_response_can_follow_a_schema(ask: Ask) -> None:
     schema = {"type": "array", "items": {"const": 7}, "minItems": 2, "maxItems": 2}
     form = {"format": {"type": "json_schema", "name": "sevens", "schema": schema}}
-    told, _ = responded(ask, tiny.TEMPLATE, None, text=form)
-    assert told["output"][0]["content"][0]["text"] == "[7,7]"
+    response, _ = responded(ask, tiny.TEMPLATE, None, text=form)
+    assert response["output"][0]["content"][0]["text"] == "[7,7]"
 
 
 def test_a_tool_of_free_text_is_called_with_text(ask: Ask) -> None:
     given = '*** é "a"\n\\ </tool_call>'
     call = json.dumps({"name": "patch", "arguments": {"input": given}}, ensure_ascii=False)
     answer = f"So.\n<tool_call>{call}</tool_call>"
-    told, kinds = responded(ask, CALLING, answer, tools=[PATCH])
-    message, item = told["output"]
+    response, kinds = responded(ask, CALLING, answer, tools=[PATCH])
+    message, item = response["output"]
     assert message["content"][0]["text"] == "So."
     assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "patch", given)
     assert kinds[-5:] == [
@@ -76,7 +76,7 @@ def test_a_tool_of_free_text_is_called_with_text(ask: Ask) -> None:
         "output_item.done", "completed",
     ]  # fmt: skip
     output = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}
-    again, _ = responded(ask, CALLING, "so", tools=[PATCH], input=[*told["output"], output])
+    again, _ = responded(ask, CALLING, "so", tools=[PATCH], input=[*response["output"], output])
     assert again["output"][0]["content"][0]["text"] == "so"
     choice = {"type": "custom", "name": "patch"}
     (item,) = ask(RESPONSES, CALLING, None, tools=[PATCH], tool_choice=choice, input="hello",
@@ -85,7 +85,7 @@ def test_a_tool_of_free_text_is_called_with_text(ask: Ask) -> None:
 
 
 def test_a_response_has_an_item_of_reasoning(ask: Ask) -> None:
-    told, _ = responded(ask, OPENED, "the fox\n</think>\n\nhello")
-    items = [(item["type"], item["content"][0]["text"]) for item in told["output"]]
+    response, _ = responded(ask, OPENED, "the fox\n</think>\n\nhello")
+    items = [(item["type"], item["content"][0]["text"]) for item in response["output"]]
     assert items == [("reasoning", "the fox"), ("message", "hello")]
-    assert told["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0

@@ -99,7 +99,7 @@ def test_pieces_of_byte_tokens_join_to_the_whole_text(parts: list[list[int]]) ->
     ],
     ids=["bad bytes", "cut characters", "control", "bad fallback", "shifted", "fallback control"],
 )
-@pytest.mark.parametrize("first", [[], [LETTER]], ids=["at once", "behind text"])
+@pytest.mark.parametrize("first", [[], [LETTER]], ids=["at once", "after text"])
 def test_what_becomes_no_character_is_streamed_in_linear_time(
     make: Any, pattern: list[int], first: list[int]
 ) -> None:
