@@ -8,20 +8,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-DIES = """
-import os, signal, sys
-
-def _trace(frame, event, arg, left=[{lines}]):
-    if any(part in frame.f_code.co_filename for part in {parts!r}):
-        left[0] -= 1
-        if left[0] < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return _trace
-
-sys.settrace(_trace)
-"""
-"""Before a program: kills it after so many `lines` of files with one of `parts` in their path."""
-
 
 def lines(call: Callable[[], object]) -> int:
     """Lines of Python that a call runs."""
