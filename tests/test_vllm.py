@@ -124,8 +124,8 @@ def test_drafts_are_counted_by_source(caplog: pytest.LogCaptureFixture) -> None:
     assert again == after, "other ranks count nothing"
     with caplog.at_level(logging.INFO):
         found._summarized -= 2 * plugin.SUMMARY_SECONDS
-        found._tell()
-        found._tell()
+        found._notify()
+        found._notify()
     assert [line for line in caplog.messages if "tokens per pass" in line] == [found.summary()]
 
 

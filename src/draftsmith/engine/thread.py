@@ -89,7 +89,7 @@ class EngineThread:
         self._scheduler = Scheduler(self._resources)
         try:
             while not self._closing:
-                self._obey()
+                self._run_commands()
                 if not self._closing:
                     self._step()
         except BaseException:
@@ -103,7 +103,7 @@ class EngineThread:
             self._cancel([*self._listeners])
             end_team()
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
         """Run the queued commands; sleep until there is one, or a sequence to run."""
         try:
             while True:
@@ -123,25 +123,25 @@ class EngineThread:
             served = [*self._listeners]
             for sequence in served:
                 sequence.fail(error)
-                self._scheduler.abort(sequence, sound=False)
+                self._scheduler.abort(sequence, interrupted=True)
         for sequence in served:
             sequence.book()
-            self._tell(sequence, sequence.finished)
+            self._notify(sequence, sequence.finished)
 
     def _add(self, sequences: Sequence[TextSequence], listener: Listener) -> None:
         for sequence in sequences:
             self._listeners[sequence] = listener
             self._scheduler.add(sequence)
             if sequence.finished:  # max_new_tokens was 0
-                self._tell(sequence, True)
+                self._notify(sequence, True)
 
     def _cancel(self, sequences: Sequence[TextSequence]) -> None:
         for sequence in sequences:
             if sequence in self._listeners:
                 self._scheduler.abort(sequence)
-                self._tell(sequence, True)
+                self._notify(sequence, True)
 
-    def _tell(self, sequence: TextSequence, ended: bool) -> None:
+    def _notify(self, sequence: TextSequence, ended: bool) -> None:
         listener = self._listeners.pop(sequence) if ended else self._listeners[sequence]
         try:
             listener(sequence, ended)
@@ -165,13 +165,13 @@ class Handle(Iterator[Piece]):
         """Functions that wake waiting readers. A reader first adds its function and then looks for
         news; the engine's thread works in the reverse order. So no lock is needed, which an
         interrupt could leave locked."""
-        thread.submit([sequence], self._hear)
+        thread.submit([sequence], self._on_update)
 
     def __repr__(self) -> str:
         state = self._sequence.finish_reason or "cancelled" if self._ended else "open"
         return f"Handle({state})"
 
-    def _hear(self, sequence: TextSequence, ended: bool) -> None:
+    def _on_update(self, sequence: TextSequence, ended: bool) -> None:
         while sequence.pieces:
             self._pieces.append(sequence.pieces.popleft())
         self._ended = ended

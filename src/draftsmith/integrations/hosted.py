@@ -140,7 +140,7 @@ class Host:
             one = self._hosted.pop(name)
             one.sequence.end_drafter()
             one.sequence.close_drafter()
-            self._tell(one)
+            self._notify(one)
 
     def draft(self, rows: abc.Sequence[Row], asked: Callable[[Row], Asked]) -> list[list[int]]:
         """Return a chain for each request of a step; call `keep` before.
@@ -151,10 +151,10 @@ class Host:
         sequences = [one.sequence for one in hosted]
         for one, draft in zip(hosted, propose(sequences, sequences, self._target), strict=True):
             one.draft = draft
-            self._tell(one)
+            self._notify(one)
         return [list(one.draft.tokens[: one.draft.size]) for one in hosted]
 
-    def _tell(self, one: Hosted) -> None:
+    def _notify(self, one: Hosted) -> None:
         """Warn, once per request, that the drafter failed."""
         error = one.sequence.drafter_error or one.sequence.error
         if error is not None and not one.failed:

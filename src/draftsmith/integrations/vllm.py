@@ -207,7 +207,7 @@ class Proposer:
                 drafts[place] = draft
         self.seconds += perf_counter() - begin
         self.drafts += len(rows)
-        self._tell()
+        self._notify()
         return drafts
 
     def _asked(self, row: Row) -> Asked:
@@ -222,7 +222,7 @@ class Proposer:
         limit = record.sampling_params.max_tokens or self.length
         return Asked(record.num_prompt_tokens, limit, known, str(extra.get("cache_salt", "")))
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Update the counters by source, and log a summary every `SUMMARY_SECONDS` seconds."""
         if not self._counts:
             return

@@ -18,6 +18,7 @@ from sse_starlette.sse import SendTimeoutError
 
 from draftsmith.engine.call import Call
 from draftsmith.engine.engine import Engine
+from draftsmith.engine.request import end_ids
 from draftsmith.engine.sequence import TextSequence, partial_results, raise_failures
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.model.openmp import end_team
@@ -146,19 +147,18 @@ class Api:
         if body.top_logprobs is not None and not body.logprobs:
             raise Refusal("top_logprobs needs logprobs=true", param="top_logprobs")
 
-        def answer(job: Job) -> Answer:
-            reader = partial(chat.reader, self.tokenizer, self.markers, job.prompt)
-            one = not body.parallel_tool_calls
-            choices = [Choice(reader=reader(), one_call=one) for _ in range(body.n)]
-            thinks = chat.thoughts is not None
-            return form(job, body, self.name, self.spell, choices, thinks=thinks)
-
         options = {
             "chat_template_kwargs": chat.template,
             "thoughts": chat.thoughts,
             "grammar": chat.grammar,
         }
-        return await self._answer(body, [chat.messages], salt, options, request, answer)
+        job = await self._submit(body, [chat.messages], salt, options, request)
+        with job.closed_on_error():
+            reader = partial(chat.reader, self.tokenizer, self.markers, job.prompt)
+            one, thinks = not body.parallel_tool_calls, chat.thoughts is not None
+            choices = [Choice(reader=reader(), one_call=one) for _ in range(body.n)]
+            answer = form(job, body, self.name, self.spell, choices, thinks=thinks)
+        return await self._reply(answer, request)
 
     async def complete(self, body: CompletionRequest, salt: str, request: Request) -> Response:
         """Continue one or more texts."""
@@ -172,11 +172,11 @@ class Api:
         echoes: Sequence[Delta | None] = [None] * len(prompts)
         if body.echo:
             echoes = await unless_gone(request, self._echoes(body, prompts, salt))
-        choices = [Choice(echo=echo) for echo in echoes for _ in range(body.n)]
-        answer = partial(
-            OpenAIAnswer, body=body, model=self.name, spell=self.spell, choices=choices
-        )
-        return await self._answer(body, prompts, salt, {"grammar": grammar}, request, answer)
+        job = await self._submit(body, prompts, salt, {"grammar": grammar}, request)
+        with job.closed_on_error():
+            choices = [Choice(echo=echo) for echo in echoes for _ in range(body.n)]
+            answer = OpenAIAnswer(job, body, self.name, self.spell, choices)
+        return await self._reply(answer, request)
 
     async def _echoes(
         self, body: CompletionRequest, prompts: Sequence[Any], salt: str
@@ -210,18 +210,17 @@ class Api:
 
     # --- submission and responses ------------------------------------------------------
 
-    async def _answer(
+    async def _submit(
         self,
         body: ChatRequest | CompletionRequest,
         prompts: Sequence[Any],
         salt: str,
         more: Mapping[str, Any],
         request: Request,
-        make: Callable[[Job], Answer],
-    ) -> Response:
-        """Prepare the sequences of all prompts, submit them, and return the response.
+    ) -> Job:
+        """Prepare the sequences of all prompts, and submit them.
 
-        `more`: further options of the engine, with a grammar or None. `make` makes the answer.
+        `more`: further options of the engine, with a grammar or None.
         """
         if body.stream_options is not None and not body.stream:
             raise Refusal("stream_options needs stream=true", param="stream_options")
@@ -241,7 +240,7 @@ class Api:
         arrival: Arrival = request.state.arrival
         seconds = self.settings.timeout - (perf_counter() - arrival.began)
         job = self.worker.job(len(prompts) * body.n, seconds, arrival.began)
-        try:
+        with job.closed_on_error():
             if grammar is not None:
                 await self._compile(grammar)
             prepare = partial(self._prepare, body, prompts, options, arrival.began)
@@ -249,16 +248,12 @@ class Api:
                 loop = asyncio.get_running_loop()
                 sequences = await loop.run_in_executor(self._preparing, prepare)
             job.start(sequences, body.top)
-            answer = make(job)
-        except BaseException:
-            job.close()
-            raise
-        return await self._reply(answer, request)
+        return job
 
     async def _compile(self, grammar: Grammar) -> None:
         """Compile a grammar in another thread; the engine keeps the result."""
-        compiled = partial(self.engine.prepare, {"grammar": grammar})
-        loop = asyncio.get_running_loop()
+        model, loop = self.engine.model, asyncio.get_running_loop()
+        compiled = partial(model.grammars.compile, grammar, end_ids(model))
         message = "the grammar took too long to compile; simplify it"
         when = loop.time() + self.settings.grammar_seconds
         async with Deadline(when, message, param="response_format"):

@@ -94,7 +94,7 @@ def application(api: Api) -> FastAPI:
     guarded = [] if settings.public else [Depends(salt)]
     _tell_errors(app)
 
-    def begun(body: Body, strict: bool = not settings.tolerant) -> Ignored:
+    def checked(body: Body, strict: bool = not settings.tolerant) -> Ignored:
         """Check the model and the fields of a request. `strict`: refuse unknown fields."""
         api.check_model(body.model)
         return Ignored(body, strict)
@@ -102,13 +102,13 @@ def application(api: Api) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request, caller: Caller) -> Response:
         """Answer a chat, whole or as server-sent events."""
-        ignored = begun(body).limited(body, settings.max_output)
+        ignored = checked(body).limited(body, settings.max_output)
         return ignored.named(await api.chat(body, caller, request, ignored))
 
     @app.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request, caller: Caller) -> Response:
         """Continue one or more texts or lists of token ids."""
-        ignored = begun(body).limited(body, settings.max_output)
+        ignored = checked(body).limited(body, settings.max_output)
         return ignored.named(await api.complete(body, caller, request))
 
     # Agents send many fields that have no meaning in the next interfaces: none is refused there.
@@ -116,20 +116,20 @@ def application(api: Api) -> FastAPI:
     @app.post("/v1/responses")
     async def respond(body: ResponsesRequest, request: Request, caller: Caller) -> Response:
         """Answer a conversation, given as a list of items. Nothing is stored."""
-        ignored = begun(body, strict=False).limited(body, settings.max_output)
+        ignored = checked(body, strict=False).limited(body, settings.max_output)
         return ignored.named(await responses.respond(api, body, caller, request, ignored))
 
     @app.post("/v1/messages")
     async def message(body: MessagesRequest, request: Request, caller: Caller) -> Response:
         """Answer a chat in Anthropic's format."""
-        ignored = begun(body, strict=False).limited(body, settings.max_output)
+        ignored = checked(body, strict=False).limited(body, settings.max_output)
         return ignored.named(await messages.respond(api, body, caller, request, ignored))
 
     # Not `async`, so that FastAPI runs it in another thread: long texts take a while.
     @app.post("/v1/messages/count_tokens", dependencies=[Depends(salt)])
     def count_tokens(body: CountRequest, response: Response) -> dict[str, int]:
         """Count the prompt tokens of a chat in Anthropic's format."""
-        ignored = begun(body, strict=False)
+        ignored = checked(body, strict=False)
         counted = messages.count(api, body, ignored)
         ignored.named(response)
         return counted
@@ -174,7 +174,7 @@ def application(api: Api) -> FastAPI:
     @app.post("/tokenize", dependencies=[Depends(salt)])
     def tokenize(body: TokenizeRequest, response: Response) -> dict[str, Any]:
         """Convert a prompt, or messages formatted by the chat template, to token ids."""
-        begun(body).named(response)
+        checked(body).named(response)
         if body.messages is not None:
             opening = {name: getattr(body, name) for name in OPENING}
             chat = [message.plain() for message in body.messages]
@@ -186,7 +186,7 @@ def application(api: Api) -> FastAPI:
     @app.post("/detokenize", dependencies=[Depends(salt)])
     def detokenize(body: DetokenizeRequest, response: Response) -> dict[str, Any]:
         """Convert token ids to text, special tokens included."""
-        begun(body).named(response)
+        checked(body).named(response)
         size = api.engine.model.vocab_size
         if wrong := [i for i in body.tokens if not 0 <= i < size]:
             raise Refusal(f"token id {wrong[0]} is outside 0…{size - 1}", param="tokens")

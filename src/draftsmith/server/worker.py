@@ -1,7 +1,7 @@
 """Worker and Job: run requests in the engine's thread, and limit their number and time.
 
     event loop:        Job.start ─▶ EngineThread.submit        Job.chunks ◀─ Job.put
-    engine's thread:                   └▶ passes ─▶ Job.hear ──────────────────┘
+    engine's thread:                   └▶ passes ─▶ Job.on_update ──────────────────┘
 
 Once a sequence is submitted, only the engine's thread changes it. Everything else in a `Job` is
 used by the event loop only.
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -93,7 +93,7 @@ class Job:
     @property
     def running(self) -> int:
         """Number of answers that were admitted, ended ones included."""
-        return sum(sequence.admitted is not None for sequence in self._sequences)
+        return sum(sequence.admitted_at is not None for sequence in self._sequences)
 
     def start(self, sequences: Sequence[TextSequence], top: int | None = None) -> None:
         """Submit the sequences; raises the errors of `EngineThread.submit`.
@@ -104,7 +104,7 @@ class Job:
             seen = None if top is None else Alternatives(sequence, top)
             self._sequences[sequence] = index, seen
         self.prompt = sequences[0].ids[: sequences[0].prompt_length]
-        self._worker.engine.thread.submit(sequences, self.hear)
+        self._worker.engine.thread.submit(sequences, self.on_update)
 
     def in_time(self) -> Deadline:
         """Return a context that ends at the time limit of the request."""
@@ -135,6 +135,15 @@ class Job:
         if not self._closed:
             self._waiting.put_nowait(chunk)
 
+    @contextmanager
+    def closed_on_error(self) -> Iterator[None]:
+        """Close the job if the block raises an error or is cancelled."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
     def close(self) -> None:
         """Cancel unfinished answers. Their rows are freed after the running pass at the latest."""
         if not self._closed:
@@ -143,7 +152,7 @@ class Job:
             if self._left and self._sequences:
                 self._worker.engine.thread.cancel([*self._sequences])
 
-    def hear(self, sequence: TextSequence, ended: bool) -> None:
+    def on_update(self, sequence: TextSequence, ended: bool) -> None:
         """Send new pieces to the event loop as a chunk; called in the engine's thread."""
         (index, seen), now = self._sequences[sequence], perf_counter()
         pieces = tuple(sequence.pieces)
@@ -152,13 +161,13 @@ class Job:
         drafts = tuple(sequence.drafts or ())
         if drafts:
             sequence.drafts = []
-        chunk = Chunk(index, pieces, logprobs, drafts)
+        end: tuple[Any, ...] = ()
         if ended:
             self._worker.log_failures(sequence)
-            queued = (sequence.admitted or now) - sequence.began
+            queued = (sequence.admitted_at or now) - sequence.began
             stop = None if sequence.stream is None else sequence.stream.stopped
             end = sequence.result(), sequence.error, queued, now - sequence.began, stop
-            chunk = Chunk(index, pieces, logprobs, drafts, *end)
+        chunk = Chunk(index, pieces, logprobs, drafts, *end)
         if pieces or ended:
             with suppress(RuntimeError):  # the loop is closed, so no reader waits
                 self._loop.call_soon_threadsafe(self.put, chunk)
