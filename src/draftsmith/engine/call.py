@@ -17,28 +17,16 @@ class Call(AbstractContextManager["Call"]):
     """The sequences of one call, with their own scheduler; leaving the context ends them.
 
     An exception from a pass, such as KeyboardInterrupt, ends all sequences of the call. Tokens from
-    before that pass are kept.
+    before that pass are kept. A subclass may do more before the first pass and after the last one.
     """
 
-    def __init__(
-        self,
-        resources: Resources,
-        sequences: Sequence[TextSequence],
-        on_start: Callable[[], None] | None = None,
-        on_end: Callable[[bool], None] = lambda _: None,
-    ) -> None:
-        """`on_start` runs before the first pass, `on_end` after the last one.
-
-        The argument of `on_end` is False if a pass was interrupted. If the call is closed before
-        its first step, neither runs.
-        """
+    def __init__(self, resources: Resources, sequences: Sequence[TextSequence]) -> None:
         self.sequences = sequences
         self._resources = resources
-        self._on_start, self._on_end = on_start, on_end
         self._scheduler: Scheduler | None = None
         self._stepping = threading.Lock()
-        self._sound = True
-        """Whether no pass is running or was interrupted."""
+        self._interrupted = False
+        """Whether a pass is running or was interrupted."""
         self.closed = False
         """Whether it was asked to end; a pass may still be running in another thread."""
         self.ended = False
@@ -54,10 +42,10 @@ class Call(AbstractContextManager["Call"]):
         """Run one pass for all unfinished sequences; the first call starts them."""
         with self._stepping:
             if not self.ended:
-                unfinished = self._sound = False
+                unfinished, self._interrupted = False, True
                 try:
                     unfinished = self._step()
-                    self._sound = True
+                    self._interrupted = False
                 finally:
                     if not unfinished:
                         self._end()
@@ -67,10 +55,7 @@ class Call(AbstractContextManager["Call"]):
     def _step(self) -> bool:
         if self._scheduler is None:
             self._scheduler = Scheduler(self._resources)
-            if self._on_start is not None:
-                turns = self._resources.turns
-                with turns.line(), turns.lock, turns.owner():
-                    self._on_start()
+            self._started()
             for sequence in self.sequences:
                 self._scheduler.add(sequence)
         for sequence in self._scheduler.step():
@@ -87,12 +72,18 @@ class Call(AbstractContextManager["Call"]):
 
     def _end(self) -> None:
         if self._scheduler is not None:
-            self._scheduler.close(sound=self._sound)
+            self._scheduler.close(interrupted=self._interrupted)
             for sequence in self.sequences:
                 sequence.book()
-            self._on_end(self._sound)
+            self._ended(self._interrupted)
             end_team()  # the next pass may run in another thread
         self.ended = True
+
+    def _started(self) -> None:
+        """Called before the first pass."""
+
+    def _ended(self, interrupted: bool) -> None:
+        """Called after the last pass, if there was a first step; `interrupted`: that pass was."""
 
     def __exit__(self, *_: object) -> None:
         self.close()

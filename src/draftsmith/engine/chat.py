@@ -37,12 +37,13 @@ class Chat:
         system: str | None,
         options: Mapping[str, Any],
     ) -> None:
+        """`prepare`: `Engine.prepare`."""
         self.options: dict[str, Any] = dict(options)
         """Options of every turn; may be edited between turns."""
         self.messages: list[dict[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
-        self._resources, self._prepare = resources, prepare
+        self.resources, self._prepare = resources, prepare
         self._answers = AnswerCache(REMEMBERED, resources.model.facts)
         self._open: Callable[[], Stream | None] = lambda: None
         """Returns the stream of the last turn if it exists; weak, because it refers to the chat."""
@@ -52,7 +53,7 @@ class Chat:
     def __repr__(self) -> str:
         count = len(self.messages)
         return (
-            f"Chat({count} message{'s' * (count != 1)}, {last_part(self._resources.model.name)!r})"
+            f"Chat({count} message{'s' * (count != 1)}, {last_part(self.resources.model.name)!r})"
         )
 
     def send(self, message: str, **options: Unpack[Options]) -> GenerationResult:
@@ -76,13 +77,7 @@ class Chat:
         if sequence.context.earlier is None:
             sequence.context.earlier = self._answers.of(sequence.salt)
 
-        def begin() -> None:
-            self._resume(sequence)
-
-        def end(sound: bool) -> None:
-            self._keep(sequence, history, sound and sequence.error is None)
-
-        stream = Stream(sequence, Call(self._resources, [sequence], begin, end))
+        stream = Stream(sequence, Turn(self, sequence, history))
         self._open = ref(stream)
         return stream
 
@@ -92,7 +87,7 @@ class Chat:
         self.messages = [m for m in self.messages if m["role"] == "system"]
         last, self._last = self._last, None
         if last is not None:
-            self._resources.turns.between(last.close_drafter)
+            self.resources.turns.between(last.close_drafter)
         self._answers.forget()
 
     def _close(self) -> None:
@@ -105,8 +100,8 @@ class Chat:
                     "another thread is reading this chat's answer; wait until it has ended"
                 )
 
-    def _resume(self, sequence: TextSequence) -> None:
-        """Pass the drafter state of the last turn to a new one."""
+    def resume(self, sequence: TextSequence) -> None:
+        """Pass the drafter state of the last turn to a new one; call it between passes."""
         last, self._last = self._last, None
         if last is None or (state := last.state) is None:
             return
@@ -118,8 +113,26 @@ class Chat:
         else:
             last.close_drafter()
 
-    def _keep(self, sequence: TextSequence, history: list[dict[str, Any]], healthy: bool) -> None:
+    def keep(self, sequence: TextSequence, history: list[dict[str, Any]], healthy: bool) -> None:
         """Add a turn's answer to the history, and keep its sequence for the next turn."""
         self._last = sequence
         if sequence.generated or healthy:
             self.messages = [*history, {"role": "assistant", "content": sequence.result().text}]
+
+
+class Turn(Call):
+    """A turn of a chat: it takes the drafter state of the turn before, and keeps its answer."""
+
+    def __init__(self, chat: Chat, sequence: TextSequence, history: list[dict[str, Any]]) -> None:
+        """`history`: the messages that are answered."""
+        super().__init__(chat.resources, [sequence])
+        self._chat, self._sequence, self._history = chat, sequence, history
+
+    def _started(self) -> None:
+        turns = self._resources.turns
+        with turns.wait(), turns.lock, turns.owner():
+            self._chat.resume(self._sequence)
+
+    def _ended(self, interrupted: bool) -> None:
+        healthy = not interrupted and self._sequence.error is None
+        self._chat.keep(self._sequence, self._history, healthy)

@@ -23,7 +23,7 @@ def usual_limit(device: torch.device) -> float:
     return inf if free is None else max(1, int(SHARE * free))
 
 
-class Need(NamedTuple):
+class MemoryNeed(NamedTuple):
     """Bytes that requests use if their answers have the maximum length.
 
     Activations of a pass, and states that do not grow with the text, are not included.
@@ -44,23 +44,23 @@ class Need(NamedTuple):
         return f"{sum(self):,} bytes ({each})"
 
 
-def need(sequences: Sequence[TextSequence], runner: Runner, kept: Sequence[int] = ()) -> Need:
+def need(sequences: Sequence[TextSequence], runner: Runner, kept: Sequence[int] = ()) -> MemoryNeed:
     """Return the most memory of all sequences together, beside `kept` rows (their bytes).
 
     The drafter's `bytes_for` is called once per sequence, before it is queued, so its error ends
     only that call.
     """
     for sequence in sequences:
-        sequence.need = sequence.need or _alone(sequence, runner)
-    rows, *others = zip(*(sequence.need for sequence in sequences), strict=True)
-    return Need(runner.store.bytes_for(rows, kept), *map(sum, others))
+        sequence.memory_need = sequence.memory_need or _alone(sequence, runner)
+    rows, *others = zip(*(sequence.memory_need for sequence in sequences), strict=True)
+    return MemoryNeed(runner.store.bytes_for(rows, kept), *map(sum, others))
 
 
-def _alone(sequence: TextSequence, runner: Runner) -> Need:
+def _alone(sequence: TextSequence, runner: Runner) -> MemoryNeed:
     loaded, width = runner.loaded, sequence.budget.width
     positions = sequence.prompt_length + sequence.limit + width
     hidden = int(getattr(loaded.config, "hidden_size", 0) or 0)
-    return Need(
+    return MemoryNeed(
         runner.row_bytes(positions, rewinds=sequence.rewinds),
         runner.most_mark_bytes(sequence.prompt_length, rewinds=sequence.rewinds),
         recorded(sequence.needs, positions, hidden) * loaded.dtype.itemsize,

@@ -136,11 +136,11 @@ class PrefixCache:
     def insert(self, sequence: TextSequence) -> None:
         """Keep the row of a finished sequence, or close it."""
         row = sequence.row
-        if not self.most or row.cached < LEAST:
+        if row.cached < LEAST:
             self.close(row, self.runner)
             return
         try:
-            self.runner.part(row)
+            self.runner.unshare(row)
         except (MemoryError, RuntimeError) as error:  # no memory: torch raises a RuntimeError
             sequence.note(NOT_KEPT, error)
             self.close(row, self.runner)

@@ -28,7 +28,7 @@ no longer exists."""
 class Turns:
     """Lets one thread at a time run a pass, and gives the next pass to a waiting thread.
 
-    A pass runs in `with turns.line(), turns.lock, turns.owner():`. The lock is a plain one, so that
+    A pass runs in `with turns.wait(), turns.lock, turns.owner():`. The lock is a plain one, so that
     no interrupt can occur between acquiring it and entering the block.
     """
 
@@ -50,7 +50,7 @@ class Turns:
             )
 
     @contextmanager
-    def line(self) -> Iterator[None]:
+    def wait(self) -> Iterator[None]:
         """Register as waiting for a pass, and afterwards give the next pass to another thread.
 
         Raises OptionError like `check`.
@@ -125,7 +125,7 @@ class Resources:
         """
         self.model, self.cost, self.memory, self.max_batch = model, cost, memory, max_batch
         self.turns = Turns()
-        self.runner = Runner(model, rewinds=False)
+        self.runner = Runner(model)
         self.prefixes = PrefixCache(self.runner, prefixes)
         self.admitted: list[TextSequence] = []
         """Sequences of all schedulers that have a row."""
@@ -169,20 +169,20 @@ class Resources:
             )
         sleep(10 * _POLL)
 
-    def retire(self, sequence: TextSequence, runner: Runner, sound: bool) -> None:
+    def retire(self, sequence: TextSequence, runner: Runner, interrupted: bool) -> None:
         """Free what a finished sequence holds; its row may be kept for prompts that begin alike.
 
-        Call it between passes or within one, and again if an interrupt cut it short. `sound`: no
-        pass of the sequence was interrupted.
+        Call it between passes or within one, and again if an interrupt cut it short.
+        `interrupted`: a pass of the sequence was.
         """
-        healthy = sound and sequence.error is None
+        healthy = not interrupted and sequence.error is None
         if sequence.row is not None:
             if healthy and sequence.key is not None:
                 self.prefixes.insert(sequence)
             else:
                 self.prefixes.close(sequence.row, runner)
             sequence.row = None
-        if sound:
+        if not interrupted:
             sequence.end_drafter()
         if not (healthy and sequence.keeps_drafter):
             sequence.close_drafter()
@@ -195,6 +195,6 @@ class Resources:
 
         0 without a limit.
         """
-        needs = (sequence.need for sequence in list(self.admitted))
+        needs = (sequence.memory_need for sequence in list(self.admitted))
         held = sum(sum(need) for need in needs if need) + self.prefixes.bytes
         return (held + self.runner.store.idle_bytes()) / self.memory

@@ -32,7 +32,7 @@ class Scheduler:
         self.resources = resources
         # Without kept rows, the model may have changed since the last call.
         fresh = not resources.prefixes.most
-        self.runner = Runner(resources.model, rewinds=False) if fresh else resources.runner
+        self.runner = Runner(resources.model) if fresh else resources.runner
         self.waiting: deque[TextSequence] = deque()
         self.running: list[TextSequence] = []
         self._passes = 0
@@ -59,28 +59,28 @@ class Scheduler:
         if not self.unfinished:
             return []
         turns = self.resources.turns
-        with turns.line(), turns.lock, turns.owner():
+        with turns.wait(), turns.lock, turns.owner():
             served = self._step()
         if not served and not self.running:
             self.resources.wait_for_memory()
         return served
 
-    def abort(self, sequence: TextSequence, *, sound: bool = True) -> None:
-        """End a sequence without waiting for a pass; `sound`: no pass of it was interrupted.
+    def abort(self, sequence: TextSequence, *, interrupted: bool = False) -> None:
+        """End a sequence without waiting for a pass; `interrupted`: a pass of it was.
 
         After an interrupt it may be called again.
         """
         if sequence in self.running:
-            retire = partial(self.resources.retire, sequence, self.runner, sound)
+            retire = partial(self.resources.retire, sequence, self.runner, interrupted)
             self.resources.turns.between(retire)
             self.running.remove(sequence)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def close(self, *, sound: bool = True) -> None:
-        """End all sequences; `sound`: no pass was interrupted."""
+    def close(self, *, interrupted: bool = False) -> None:
+        """End all sequences; `interrupted`: a pass was."""
         for sequence in [*self.waiting, *self.running]:
-            self.abort(sequence, sound=sound)
+            self.abort(sequence, interrupted=interrupted)
 
     # --- one step -------------------------------------------------------------------------------
 
@@ -88,20 +88,20 @@ class Scheduler:
         check_mode(self.resources.model.model)
         failed = self._admit()
         takes = self._schedule()
-        sequences = [sequence for sequence in self.running if takes[id(sequence)]]
+        sequences = [sequence for sequence in self.running if takes[sequence]]
         if not sequences:
             return failed
         decoding = sum(not sequence.reading for sequence in sequences)
-        read = sum(takes[id(sequence)] for sequence in sequences if sequence.reading)
+        read = sum(takes[sequence] for sequence in sequences if sequence.reading)
         begin = perf_counter()
-        scheduled = [takes[id(sequence)] for sequence in sequences]
+        scheduled = [takes[sequence] for sequence in sequences]
         step(sequences, self.runner, self.resources.cost, scheduled)
         self._passes += 1
         self._chunked.record(decoding, read, perf_counter() - begin)
         for sequence in sequences:
             self.resources.prefixes.mark(sequence)
             if sequence.finished:
-                self.resources.retire(sequence, self.runner, sound=True)
+                self.resources.retire(sequence, self.runner, interrupted=False)
                 self.running.remove(sequence)
         return failed + sequences
 
@@ -125,19 +125,19 @@ class Scheduler:
                 failed.append(sequence)
                 continue
             sequence.row.rewinds = sequence.rewinds
-            sequence.admitted, sequence.thread = perf_counter(), get_ident()
+            sequence.admitted_at, sequence.thread = perf_counter(), get_ident()
             self.running.append(sequence)
             self.resources.admitted.append(sequence)
         return failed
 
-    def _schedule(self) -> dict[int, int]:
+    def _schedule(self) -> dict[TextSequence, int]:
         """Return the number of pending tokens that the pass reads for each running sequence.
 
         A decoding row reads all of its pending tokens. Prompts are read in order of the pass in
         which they would end if every pass read `LEAST_CHUNK` tokens of each. So a short prompt does
         not wait for a long one, and no prompt waits without limit.
         """
-        takes = {id(sequence): len(sequence.row.pending) for sequence in self.running}
+        takes = {sequence: len(sequence.row.pending) for sequence in self.running}
         reading = [sequence for sequence in self.running if sequence.reading]
         if not reading:
             return takes
@@ -154,7 +154,7 @@ class Scheduler:
             row = sequence.row
             if not row.cached:
                 if prefixes.coming(sequence, waiting):
-                    takes[id(sequence)] = 0
+                    takes[sequence] = 0
                     continue
                 prefixes.match(sequence, self.running)
                 row = sequence.row
@@ -167,5 +167,5 @@ class Scheduler:
                 self._stall_noted = True
                 sequence.remarks += (_STALL.format(take),)
             room -= min(room, take)
-            takes[id(sequence)] = take
+            takes[sequence] = take
         return takes

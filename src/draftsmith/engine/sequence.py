@@ -99,10 +99,10 @@ class TextSequence(Sequence):
         self.key: Any = None
         """Conditions under which its row is computed; None: the row cannot be shared."""
         self.marked = False
-        """Whether its row has to keep the state at the prompt's end (`Runner.mark`)."""
-        self.need: Any = None
-        """Maximum memory it can use (`memory.Need`); None: not computed yet."""
-        self.admitted: float | None = None
+        """Whether `PrefixCache.mark` has handled the end of the prompt."""
+        self.memory_need: Any = None
+        """Maximum memory it can use (`memory.MemoryNeed`); None: not computed yet."""
+        self.admitted_at: float | None = None
         """Time at which its row was opened."""
         self.thread = 0
         """Thread that opened its row."""
