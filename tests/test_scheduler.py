@@ -415,7 +415,7 @@ def test_a_row_that_cannot_be_kept_is_nobodys_error(monkeypatch: pytest.MonkeyPa
     def fails(_row: Any) -> None:
         raise MemoryError("no room for a buffer of its own")
 
-    monkeypatch.setattr(runner, "part", fails)
+    monkeypatch.setattr(runner, "unshare", fails)
     closed, own = list[Any](), Sequence.close_drafter
     monkeypatch.setattr(Sequence, "close_drafter", lambda self: (closed.append(self), own(self)))
     prompts = [prompt(40, n) for n in range(3)]

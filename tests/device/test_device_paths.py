@@ -188,7 +188,8 @@ def test_parts_of_a_long_prompt(device: str, name: str) -> None:
     """They are wide enough for torch's causal kernels, where no window ends."""
     model, outputs = build(name, max_position_embeddings=1024), []
     for place in ("cpu", device):
-        runner = Runner(load(on(place, model)), chunk=200)
+        runner = Runner(load(on(place, model)))
+        runner.chunk = 200
         row = runner.open(prompt(601))
         runner.prefill(row)
         (output,) = runner.forward([row], [EMPTY])

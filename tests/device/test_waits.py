@@ -55,7 +55,7 @@ def test_a_greedy_pass_waits_once(device: str, arm: str, rows: int) -> None:
     ids = IDS if rows == 1 else PROMPTS
     passes, waits = per_pass(engine(device, 2), ids, **ARMS[arm])
     assert {why for why, _ in waits} == {"copy to the host"}
-    assert {line.split(":")[0] for _, line in waits} == {"core/reading.py"}
+    assert {line.split(":")[0] for _, line in waits} == {"core/readout.py"}
     assert waits.total() == passes
 
 

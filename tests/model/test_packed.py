@@ -97,12 +97,13 @@ def tensor_bytes() -> int:
 
 def test_rows_that_come_and_go_leave_nothing() -> None:
     model = packing("gemma3_text")
-    runner, rng = Runner(model, rewinds=False), random.Random(0)
+    runner, rng = Runner(model), random.Random(0)
     memory: Any = runner.store
     rows: list[Any] = []
     before = tensor_bytes()
     for opened in range(60):
         rows.append(runner.open(prompt(rng.randint(1, 90), seed=opened)))
+        rows[-1].rewinds = False
         runner.prefill(rows[-1])
         drafts = [random_draft(rng, rng.choice(["tree", "plain"])) for _ in rows]
         runner.forward(rows, drafts)
@@ -120,7 +121,8 @@ def test_rows_that_come_and_go_leave_nothing() -> None:
 
 def test_rows_of_very_different_lengths_take_what_they_need() -> None:
     """At most a tenth more than their tokens, and 64 slots a row, while they draft and grow."""
-    runner, rng = Runner(packing("llama"), chunk=16), random.Random(1)
+    runner, rng = Runner(packing("llama")), random.Random(1)
+    runner.chunk = 16
     memory: Any = runner.store
     rows = started(runner, 1, 2, 9, 30, 77, 120, 160, 190)
     position = 2 * 2 * 2 * 16 * 4  # two layers of two heads' keys and values of 16 floats

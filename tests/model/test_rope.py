@@ -55,7 +55,8 @@ def test_longrope_drafts_stop_at_the_boundary_and_the_root_crosses() -> None:
 
 def test_longrope_prompts_beyond_the_boundary_take_one_pass() -> None:
     model, ids = longrope(), prompt(BOUNDARY + 9)
-    runner = Runner(load(model), chunk=8)
+    runner = Runner(load(model))
+    runner.chunk = 8
     row = runner.open(ids)
     runner.prefill(row)
     assert row.cached == 0
@@ -82,7 +83,8 @@ def test_longrope_rows_on_both_sides_do_not_share_a_pass() -> None:
 @pytest.mark.parametrize("length", [BOUNDARY - 3, BOUNDARY + 6])
 def test_dynamic_scaling_decodes_as_the_model_alone(length: int) -> None:
     ids = prompt(length)
-    runner = Runner(load(dynamic()), chunk=8)
+    runner = Runner(load(dynamic()))
+    runner.chunk = 8
     row = runner.open(ids)
     runner.prefill(row)
     # A second model: the angles of this kind are state inside it.

@@ -15,6 +15,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.errors import DrafterError, OptionError, PromptError
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
 from replica import (
     accept,
@@ -39,10 +40,15 @@ class Mixture:
 
     def __init__(self, model: LoadedModel, seed: int, rewinds: bool = True) -> None:
         self.rng = random.Random(seed)
-        self.runner = Runner(model, rewinds=rewinds)
+        self.runner, self.rewinds = Runner(model), rewinds
         lengths = [1, 2, *(self.rng.randint(3, 60) for _ in range(4))]
         self.ids = [prompt(n, seed=seed + i) for i, n in enumerate(lengths)]
-        self.rows = [self.runner.open(ids) for ids in self.ids]
+        self.rows = [self.open(ids) for ids in self.ids]
+
+    def open(self, ids: list[int]) -> SequenceRow:
+        row = self.runner.open(ids)
+        row.rewinds = self.rewinds
+        return row
 
     def step(self) -> list[tuple[list[int], Draft, Tensor]]:
         """One pass; the ids, the draft and the logits of each row that gave some."""
@@ -50,7 +56,7 @@ class Mixture:
             place = self.rng.randrange(len(self.rows))
             self.runner.close(self.rows[place])
             self.ids[place] = prompt(self.rng.randint(1, 20), seed=len(self.ids[place]))
-            self.rows[place] = self.runner.open(self.ids[place])
+            self.rows[place] = self.open(self.ids[place])
         places = self.rng.sample(range(len(self.rows)), self.rng.randint(1, len(self.rows)))
         rows, drafts, take = [self.rows[i] for i in places], [], []
         for row in rows:

@@ -161,8 +161,9 @@ def test_passes_that_would_be_too_wide_are_packed(
 
 def test_a_row_is_shortened_and_goes_on() -> None:
     model = fixed(loaded("gemma3_text"))
-    runner, ids = Runner(model, rewinds=False), prompt(60)
+    runner, ids = Runner(model), prompt(60)
     row = runner.open(ids)
+    row.rewinds = False
     runner.prefill(row)
     for kept in (40, 12, 0):
         for length in (kept + 5, kept + 9):

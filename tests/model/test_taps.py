@@ -89,7 +89,8 @@ def test_prompt_accepted_and_rejected_rows(name: str, monkeypatch: pytest.Monkey
     if model.capabilities.shape == "plain":
         pytest.skip("nothing is drafted, so nothing is recorded")
     needs = needs_for(name)
-    runner, rng, ids = Runner(model, chunk=7), random.Random(name), prompt(17)
+    runner, rng, ids = Runner(model), random.Random(name), prompt(17)
+    runner.chunk = 7
     row = runner.open(ids, needs)
     assert runner.taps(row).hidden is None
     runner.prefill(row)
@@ -111,7 +112,8 @@ def test_ragged_rows(name: str, rewinds: bool) -> None:
     if name not in CAN_ATTEND:
         pytest.skip("its attention is not ours in this version")
     model, rng = loaded(name), random.Random(name)
-    runner: Any = Runner(model, chunk=11, rewinds=rewinds)
+    runner: Any = Runner(model)
+    runner.chunk = 11
     needs = [
         Needs(hidden_layers=(1,), attention_heads=HEADS),
         Needs(),
@@ -120,6 +122,7 @@ def test_ragged_rows(name: str, rewinds: bool) -> None:
     ids = [prompt(n, seed=n) for n in (40, 5, 11)]
     rows = [runner.open(own, need) for own, need in zip(ids, needs, strict=True)]
     for row in rows:
+        row.rewinds = rewinds
         runner.prefill(row)
     for _ in range(5):
         step(runner, rng, rows, ids)

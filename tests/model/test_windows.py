@@ -19,9 +19,11 @@ FULL = {"full_attention": None}
 def test_what_nobody_will_see_again_takes_no_memory() -> None:
     slots = {}
     for rewinds in (True, False):
-        runner = Runner(loaded("gemma3_text"), chunk=16, rewinds=rewinds)
+        runner = Runner(loaded("gemma3_text"))
+        runner.chunk = 16
         rows = [runner.open(prompt(160, seed=i)) for i in range(2)]
         for row in rows:
+            row.rewinds = rewinds
             runner.prefill(row)
         for _ in range(20):
             runner.forward(rows, [Draft.chain([5], "test")] * 2)
@@ -39,8 +41,10 @@ def test_what_nobody_will_see_again_takes_no_memory() -> None:
 
 def test_a_row_that_dropped_keys_is_cut_back_as_far_as_they_reach() -> None:
     model = loaded("gemma3_text")
-    runner, ids = Runner(model, chunk=16, rewinds=False), prompt(60)
+    runner, ids = Runner(model), prompt(60)
+    runner.chunk = 16
     row: Any = runner.open(ids)
+    row.rewinds = False
     runner.prefill(row)
     gone = row.cached - min(keys.shape[1] for keys, _ in contents(runner, row))
     assert 0 < gone < 59 - 10

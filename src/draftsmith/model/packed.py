@@ -383,7 +383,7 @@ class PackedStore(KVStore):
         room, columns = length - slots.dropped, self.passes.columns
         return regroup([[slots]], length, slots.dropped, room, columns)[0]
 
-    def part(self, row: SequenceRow) -> None:
+    def unshare(self, row: SequenceRow) -> None:
         if any(len(slots.keys) > 1 for slots in row.state):
             self.copy(row, row, row.cached)
         if row.mark is not None and any(len(slots.keys) > 1 for slots in row.mark[1]):

@@ -119,7 +119,7 @@ class KVStore(ABC):
         """Copy the first `length` positions to a row that has none; False if they are gone."""
         return False
 
-    def part(self, _row: SequenceRow) -> None:  # noqa: B027
+    def unshare(self, _row: SequenceRow) -> None:  # noqa: B027
         """Copy what the row shares with others, because it will outlive them."""
 
     def mark(self, row: SequenceRow) -> None:  # noqa: B027

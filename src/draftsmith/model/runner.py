@@ -39,26 +39,19 @@ def new_cost(loaded: LoadedModel) -> CostCurve:
 
 
 class Runner:
-    """A `Target` that runs one model over many sequences. Cheap to make; runners share no state."""
+    """A `Target` that runs one model over many sequences. Cheap to make.
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        chunk: int | None = None,
-        rewinds: bool = True,
-    ) -> None:
-        """Make a runner without rows.
+    Runners of one model share nothing but the CUDA graphs, with their buffers and their lock.
+    """
 
-        `chunk` is the maximum number of positions per prefill pass (512 on a CPU, 2048 elsewhere).
-        `rewinds` is the value of `SequenceRow.rewinds` for new rows.
-        """
+    def __init__(self, loaded: LoadedModel) -> None:
         self.loaded = loaded
         self._capabilities = loaded.capabilities
         self._context = loaded.context_length
         self._boundary = rope_boundary(loaded.config)
         on_cpu = loaded.device.type == "cpu"
-        self.chunk = chunk or (_CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR)
-        self._rewinds = rewinds
+        self.chunk = _CHUNK_CPU if on_cpu else _CHUNK_ACCELERATOR
+        """Most positions of a prefill pass."""
         self.store = _store(loaded)
         """Keeps keys and values, or states, of all rows."""
         self.vocab_size = loaded.vocab_size
@@ -73,7 +66,7 @@ class Runner:
         if not ids:
             raise PromptError("the prompt has no tokens; a model needs at least one to continue")
         taps, pending = self._new_taps(needs), [int(i) for i in ids]
-        row = SequenceRow(pending, taps=taps, rewinds=self._rewinds)
+        row = SequenceRow(pending, taps=taps)
         self.store.open(row)
         return row
 
@@ -101,9 +94,9 @@ class Runner:
         other_angles = self._boundary is not None and self._boundary.beyond(row.root)
         return self.shape != "plain" and not other_angles
 
-    def prefill(self, row: SequenceRow, rest: int = 1) -> None:
+    def prefill(self, row: SequenceRow, most: int = 1) -> None:
         """Compute all pending tokens that need not share a pass with the root, in chunks."""
-        while left := ahead(self, row, row.taps is not None, rest):
+        while left := ahead(self, row, row.taps is not None, most):
             self.forward([row], [EMPTY], [min(self.chunk, left)])
             self.commit([row], [()], [()])
 
@@ -238,9 +231,9 @@ class Runner:
             row.ids, row.pending = row.pending[:length], row.pending[length:]
 
     @torch.inference_mode()
-    def part(self, row: SequenceRow) -> None:
+    def unshare(self, row: SequenceRow) -> None:
         """Copy what an idle row shares with other rows, so that it keeps none of their memory."""
-        self.store.part(row)
+        self.store.unshare(row)
 
     def _refresh(self, row: SequenceRow) -> None:
         """Drop a cache if its rotary angles no longer fit, as the model's own `generate` does."""

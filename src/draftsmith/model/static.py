@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftsmith.core.reading import summary, unpacked
+from draftsmith.core.readout import summary, unpacked
 from draftsmith.core.target import Needs, RowOutput
 from draftsmith.model.attention import Packed
 from draftsmith.model.fingerprint import state
@@ -269,7 +269,7 @@ class StaticStore(PackedStore):
     def mark(self, row: SequenceRow) -> None:
         """Do nothing, because no layer drops positions."""
 
-    def part(self, row: SequenceRow) -> None:
+    def unshare(self, row: SequenceRow) -> None:
         """Copy an idle row out of its buffer, which the next row uses with its graphs."""
         if row in self._places:
             self.copy(row, row, row.cached)
