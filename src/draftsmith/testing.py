@@ -102,7 +102,7 @@ class ToyTarget:
     def open(self, ids: abc.Sequence[int], needs: Needs = NO_NEEDS) -> ToyRow:
         return ToyRow(list(ids), needs=needs)
 
-    def prefill(self, row: ToyRow, rest: int = 1) -> None:  # noqa: ARG002
+    def prefill(self, row: ToyRow, most: int = 1) -> None:  # noqa: ARG002
         row.ids += row.pending[:-1]
         del row.pending[:-1]
 

@@ -145,7 +145,7 @@ def test_nodes_of_a_padded_pass_cost_the_same() -> None:
     padded = [1.0, 1.1, 1.2, 1.2, 1.4, 1.4, 1.4, 1.4]
     assert [cost.relative(width) for width in range(8)] == pytest.approx(padded)
     assert cost.relative(8) > 1.4
-    nodes, costs = zip(*cost.line(), strict=True)
+    nodes, costs = zip(*cost.per_sequence(), strict=True)
     assert len(set(nodes)) == len(nodes)
     assert np.interp(range(16), nodes, costs) == pytest.approx([*map(cost.relative, range(16))])
     assert cost.at(2).relative(3) == pytest.approx(1.15), "passes with several rows are not padded"

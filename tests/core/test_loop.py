@@ -332,7 +332,7 @@ def test_time_of_compiling_and_of_reading_the_prompt_does_not_count(
     step([sequence], target, take=[2])
     target.seconds = 0.0
     step([sequence], target)
-    assert sequence.waited == 30.0
+    assert sequence.drafting_seconds == 30.0
     assert sequence.drafter_error is None
 
 

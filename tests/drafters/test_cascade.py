@@ -223,8 +223,8 @@ def test_each_member_has_an_automatic_budget_of_its_own() -> None:
     members: Any = sequence.state
     while not sequence.finished:
         draft = propose([sequence], [sequence], target)[0]
-        if members.speaker is not None:
-            widths[members.speaker].append(len(draft))
+        if members.drafted_by is not None:
+            widths[members.drafted_by].append(len(draft))
         step([sequence], target)
     assert sequence.ids[2:] == answer
     assert max(widths[1]) == 16

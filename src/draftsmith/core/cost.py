@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 LADDER = (1, 2, 4, 8, 16, 32, 64)
-"""Draft widths; few of them, so that each is measured often and can become a CUDA graph."""
+"""Draft widths; few of them, so that each is measured often."""
 
 SHORT = 1024
 """Cached tokens per row up to which all passes share a curve; above, each doubling has its own.
@@ -158,7 +158,7 @@ class CostCurve:
         """Return the cost of a pass with `width` draft nodes; it does not fall with the width."""
         return on_curve(self.points(), width, PRIOR_SLOPE)
 
-    def line(self) -> Points:
+    def per_sequence(self) -> Points:
         """Return (nodes of each sequence, cost of the pass) for `widths`.
 
         Assumes that all sequences of the pass draft the same number of nodes.

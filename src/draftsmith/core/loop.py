@@ -22,10 +22,10 @@ from draftsmith.core.budget import AutoBudget, Budget, FixedBudget, pick, share
 from draftsmith.core.cost import PRIOR_SLOPE, CostCurve, on_curve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
-from draftsmith.core.reading import read
-from draftsmith.core.sequence import PUT_ASIDE, TOGETHER, Sequence
+from draftsmith.core.readout import read
+from draftsmith.core.sequence import DRAFTER_FAILED, TOGETHER, Sequence
 from draftsmith.core.stats import TARGET, guesses
-from draftsmith.core.target import REST, Row, RowOutput, Target, ahead
+from draftsmith.core.target import MOST_PENDING, Row, RowOutput, Target, ahead
 from draftsmith.core.verify import Verification, verify, verify_greedy
 from draftsmith.errors import DrafterError, DrafterStalled
 
@@ -51,7 +51,7 @@ def unread(sequence: Sequence, target: Target[Any]) -> bool:
 
     The pass that reads the last pending token emits a token. The first draft continues after it.
     """
-    return sequence.reading and ahead(target, sequence.row, sequence.needs.taps, REST) > 0
+    return sequence.reading and ahead(target, sequence.row, sequence.needs.taps, MOST_PENDING) > 0
 
 
 @torch.no_grad()
@@ -136,7 +136,7 @@ def propose(
     tokens = cached(decoding)
     for sequence, width in zip(decoding, share(budgets, tokens), strict=True):
         context = sequence.context
-        context.budget, context.cost, sequence.waited = width, sequence.budget.cost, 0.0
+        context.budget, context.cost, sequence.drafting_seconds = width, sequence.budget.cost, 0.0
         if sequence.needs.taps and width:  # some taps are computed only when they are read
             taps = target.taps(sequence.row)
             context.hidden, context.attention = taps.hidden, taps.attention
@@ -150,7 +150,7 @@ def propose(
         drafts |= ask(members[0].drafter, members, target)
         took = perf_counter() - compiling() - begin
         for sequence in members:
-            sequence.waited = took
+            sequence.drafting_seconds = took
     trim(drafts, len(decoding))
     return [drafts.get(sequence, EMPTY) for sequence in sequences]
 
@@ -200,7 +200,7 @@ def ask(
     except Exception as error:
         if len(members) == 1 or perf_counter() - begin > LONGEST_DRAFT:
             for sequence in members:
-                sequence.put_aside(error)
+                sequence.disable_drafter(error)
             return {}
         alone = {s: draft for one in members for s, draft in ask(drafter, [one], target).items()}
         if all(sequence.drafter_error is None for sequence in members):
@@ -213,7 +213,7 @@ def ask(
         try:
             drafts[sequence] = fit(draft, sequence, target)
         except Exception as error:
-            sequence.put_aside(error)
+            sequence.disable_drafter(error)
     return drafts
 
 
@@ -230,7 +230,7 @@ def give_up(decoding: abc.Sequence[Sequence], seconds: float) -> None:
         groups.setdefault(id(sequence.stalls), []).append(sequence)
     for members in groups.values():
         stalls, called = members[0].stalls, [one for one in members if one.context.budget]
-        waited = max((one.waited for one in called), default=0.0)
+        waited = max((one.drafting_seconds for one in called), default=0.0)
         read = sum(one.stats.seconds.prefill for one in called)
         if waited <= LONGEST_DRAFT + DRAFT_PASSES * seconds + read:
             stalls.in_a_row = 0 if called else stalls.in_a_row
@@ -239,10 +239,10 @@ def give_up(decoding: abc.Sequence[Sequence], seconds: float) -> None:
         for sequence in members:
             error = DrafterStalled(f"drafting took {waited:.1f} s for a pass of {seconds:.3f} s")
             if sequence.drafter_error is None:
-                sequence.put_aside(error)
-            elif sequence.waited:
+                sequence.disable_drafter(error)
+            elif sequence.drafting_seconds:
                 error.__cause__ = sequence.drafter_error
-                sequence.note(PUT_ASIDE, error)
+                sequence.note(DRAFTER_FAILED, error)
                 sequence.drafter_error = error
 
 
@@ -400,4 +400,4 @@ def learn(sequence: Sequence, draft: Draft, output: RowOutput, verification: Ver
         try:
             sequence.state.observe(sequence.context, Outcome(draft, verification, output))
         except Exception as error:
-            sequence.put_aside(error)
+            sequence.disable_drafter(error)

@@ -31,10 +31,10 @@ StopRule = Callable[["Sequence", Tensor | None], "str | None"]
 """Called after each emitted token, which is the last of `sequence.ids`; returns a finish reason or
 None."""
 
-PUT_ASIDE = "the drafter failed; the rest of the answer is decoded plainly"
+DRAFTER_FAILED = "the drafter failed; the rest of the answer is decoded plainly"
 TOGETHER = "drafting for several answers at once failed and was repeated for each answer alone"
 NOT_CLOSED = "closing the drafter's state failed"
-OF_DRAFTER = (PUT_ASIDE, TOGETHER, NOT_CLOSED)
+OF_DRAFTER = (DRAFTER_FAILED, TOGETHER, NOT_CLOSED)
 """Notices about errors of drafters, which may be third-party code."""
 
 
@@ -55,21 +55,21 @@ class Stalls:
 
     in_a_row: int = 0
     """Passes that the drafter has delayed in a row."""
-    resting: int = 0
+    skips_left: int = 0
     """Answers that skip the drafter before it is used again."""
 
     def add(self) -> None:
         """Count a delayed pass."""
-        self.in_a_row, self.resting = self.in_a_row + 1, 2**self.in_a_row - 1
+        self.in_a_row, self.skips_left = self.in_a_row + 1, 2**self.in_a_row - 1
 
-    def rest(self) -> DrafterStalled | None:
+    def skip(self) -> DrafterStalled | None:
         """Return why a new answer must skip the drafter; None: it may use it."""
-        if not self.resting:
+        if not self.skips_left:
             return None
-        self.resting -= 1
+        self.skips_left -= 1
         return DrafterStalled(
             f"it delayed the last {self.in_a_row} passes that used it; it is used again after "
-            f"{self.resting} more answers"
+            f"{self.skips_left} more answers"
         )
 
 
@@ -122,7 +122,7 @@ class Sequence:
         self.notices: dict[tuple[str, str], str] = {}
         """(failure, error type) → sentence, for failures that did not end the answer."""
         self.stalls = stalls or Stalls()
-        self.waited = 0.0
+        self.drafting_seconds = 0.0
         """Seconds of drafting for the last pass, for all sequences of its drafter together."""
         self.sources: list[str] = []
         """Source of each new token."""
@@ -179,23 +179,23 @@ class Sequence:
         An OptionError or UnsupportedError ends the sequence instead, because the caller can fix it.
         """
         if self.state is None and self.drafter_error is None:
-            if (stalled := self.stalls.rest()) is not None:
-                self.put_aside(stalled)
+            if (stalled := self.stalls.skip()) is not None:
+                self.disable_drafter(stalled)
                 return
             try:
                 self.state = self.drafter.open(self.context)
             except (OptionError, UnsupportedError) as error:
                 self.fail(error)
             except Exception as error:
-                self.put_aside(error)
+                self.disable_drafter(error)
 
-    def put_aside(self, error: Exception) -> None:
+    def disable_drafter(self, error: Exception) -> None:
         """Disable the drafter after `error`; the sequence decodes plainly from here on."""
         self.stats.drafter_failures += 1
         if error.__traceback__ is not None:  # as text: the frames hold tensors
             error.add_note("".join(format_tb(error.__traceback__)))
         self.drafter_error = error.with_traceback(None)
-        self.note(PUT_ASIDE, error)
+        self.note(DRAFTER_FAILED, error)
         self.budget = FixedBudget(0)
         self.close_drafter()
 
@@ -205,7 +205,7 @@ class Sequence:
             try:
                 self.state.end(self.context)
             except Exception as error:
-                self.put_aside(error)
+                self.disable_drafter(error)
 
     def close_drafter(self) -> None:
         """Close the drafter's state if it is open; count a failure to close it."""

@@ -14,7 +14,7 @@ Shape = Literal["tree", "chain", "plain"]
 """Drafts that a target can verify in one pass: any tree, one branch, or none."""
 
 
-REST = 64
+MOST_PENDING = 64
 """Pending tokens that may share a pass with a draft: the pass then takes hardly any longer."""
 
 
@@ -114,7 +114,7 @@ class RowOutput:
     """(1+n+m, V); row 0 follows the root, row 1+i follows node i. (0, V): the root was not read."""
     choices: Sequence[int] | None = None
     """(1+n) arg-max of each row of logits; None if the target has not computed it, and after
-    `reading.read` if a sequence's own distribution must process the logits."""
+    `readout.read` if a sequence's own distribution must process the logits."""
     finite: bool = True
     """False if a draft token overflowed the model, so that all logits are invalid."""
     highest: Highest | None = None
@@ -193,12 +193,12 @@ class Target(Protocol[RowT]):
         """Remove a sequence and its cache."""
 
 
-def ahead(target: Target[Any], row: Row, whole: bool, rest: int) -> int:
+def ahead(target: Target[Any], row: Row, whole: bool, most: int) -> int:
     """Return how many pending tokens passes without a draft read first; 0: a draft can join them.
 
-    Up to `rest` pending tokens share a pass with a draft if the target verifies trees. With `whole`
+    Up to `most` pending tokens share a pass with a draft if the target verifies trees. With `whole`
     only the last one does, because the drafter reads what the target records of the others.
     """
-    sharing = 1 if whole or target.shape != "tree" else rest
+    sharing = 1 if whole or target.shape != "tree" else most
     left = len(row.pending)
     return left - 1 if left > sharing and target.splits(row) else 0

@@ -170,7 +170,7 @@ class AutoState(DrafterState):
         self.search = new_search()
         self.tokens, self.cost = 1.6, 1.0
         """Moving averages per pass: emitted tokens, and cost in plain passes."""
-        self.line = np.array([[0.0, 1.0], [LARGEST, 1.0 + NODE_COST * LARGEST]])
+        self.costs = np.array([[0.0, 1.0], [LARGEST, 1.0 + NODE_COST * LARGEST]])
         """(P, 2) nodes of each sequence of a pass, cost of the pass in plain passes."""
         self.curve = 0, 0
         """(rows, doublings) of the cost curve that was read last."""
@@ -222,14 +222,16 @@ class AutoState(DrafterState):
             self.text = with_ids(self.text, self.length, ids, LARGEST)
             self.length += len(ids)
 
-    def _advance(self, limits: Limits, quiet: int, floor: int, scout: Scout | None = None) -> int:
+    def _advance(
+        self, limits: Limits, count_from: int, floor: int, scout: Scout | None = None
+    ) -> int:
         """Index the added ids, then draft what the grammar allows; return the number of nodes."""
         emitted, self.emitted = self.length if self.emitted is None else self.emitted, None
         rows, base = (NO_ROWS, 0) if self.head is None else (self.head.rows, self.head.base)
         verdict = START
         while True:
             count = advance(
-                self.text, self.length, quiet, floor, emitted, self.answers, self.rows,
+                self.text, self.length, count_from, floor, emitted, self.answers, self.rows,
                 self.new_rows, rows, base, self.mixer, self.search, self.rate, MAX_COUNT, 1.0,
                 limits, verdict,
             )  # fmt: skip
@@ -271,7 +273,7 @@ class AutoState(DrafterState):
             or (ctx.cost.rows, ctx.cost.doublings) != self.curve
         ):
             self.curve = ctx.cost.rows, ctx.cost.doublings
-            self.line = np.array(ctx.cost.line())
+            self.costs = np.array(ctx.cost.per_sequence())
         self.drafts += 1
         if self.head is not None:
             self.head.learn(self.text.ids[: self.length])
@@ -303,7 +305,7 @@ class AutoState(DrafterState):
             scout = ctx.grammar.scout(ctx.ids)
         forced, few = ([], []) if scout is None else scout.onward()
         limits = Limits(
-            min(ctx.budget, LARGEST), ctx.depth, self.config.chain, self.line,
+            min(ctx.budget, LARGEST), ctx.depth, self.config.chain, self.costs,
             self.tokens / self.cost, scout is not None, _tokens(forced), _tokens(few),
         )  # fmt: skip
         return self._advance(limits, 0, self.offset, scout)
@@ -334,7 +336,7 @@ class AutoState(DrafterState):
         if self.config.logits and logits.shape[0] > drafted and logits.shape[1] >= TOP:
             path = [0, *(1 + node for node in outcome.verification.path)]
             self.passed = tokens[: 1 + drafted], logits, output.highest, path
-        spent = float(np.interp(drafted, *self.line.T)) if drafted else 1.0
+        spent = float(np.interp(drafted, *self.costs.T)) if drafted else 1.0
         self.tokens += PACE * (count - self.tokens)
         self.cost += PACE * (spent - self.cost)
 
@@ -353,13 +355,15 @@ class CachingState(AutoState):
         self.earlier, self.start = earlier, earlier.mixer
         super().__init__(config, self.start.copy(), earlier.index, head)
 
-    def _advance(self, limits: Limits, quiet: int, floor: int, scout: Scout | None = None) -> int:
+    def _advance(
+        self, limits: Limits, count_from: int, floor: int, scout: Scout | None = None
+    ) -> int:
         with self.earlier.cache.lock:
             # Read the shared objects in each step, so that deleted answers are not used.
             if self.earlier.forgotten and self.start is not self.earlier.mixer:
                 self._adopt()
             self.answers = self.earlier.index
-            nodes = super()._advance(limits, quiet, floor, scout)
+            nodes = super()._advance(limits, count_from, floor, scout)
             self.answers = NO_ANSWERS
         return nodes
 

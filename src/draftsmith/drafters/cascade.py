@@ -100,18 +100,18 @@ class Cascade(Drafter):
     def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
         """Call each member once, for all sequences without a draft."""
         drafts = [EMPTY] * len(states)
-        silent = {i: state for i, state in enumerate(states) if isinstance(state, _Members)}
-        for members in silent.values():
-            members.speaker = None
+        left = {i: state for i, state in enumerate(states) if isinstance(state, _Members)}
+        for members in left.values():
+            members.drafted_by = None
         for number, drafter in enumerate(self.drafters):
-            asked = {i: members.ask(number, contexts[i]) for i, members in silent.items()}
+            asked = {i: members.ask(number, contexts[i]) for i, members in left.items()}
             asked = {i: ctx for i, ctx in asked.items() if ctx.budget}
             if not asked:
                 continue
             begin = perf_counter()
-            made = drafter.draft([silent[i].states[number] for i in asked], [*asked.values()])
+            made = drafter.draft([left[i].states[number] for i in asked], [*asked.values()])
             seconds = perf_counter() - begin
-            first = [i for i in asked if number not in silent[i].opened]
+            first = [i for i in asked if number not in left[i].opened]
             widest = max(asked.values(), key=lambda ctx: ctx.budget)
             if widest.cost is not None and not first:
                 widest.cost.record_draft(drafter, widest.budget, seconds)
@@ -119,12 +119,12 @@ class Cascade(Drafter):
                 read = sum(len(ctx.ids) for ctx in asked.values())
                 widest.cost.record_opening(drafter, read, seconds)
             for i in first:
-                silent[i].opened.add(number)
+                left[i].opened.add(number)
             for i, draft in zip(asked, made, strict=True):
                 if draft.size or draft.proposals:  # also a draw that gave nothing
-                    silent.pop(i).speaker, drafts[i] = number, draft
-                elif draft.probes and silent[i].speaker is None:
-                    silent[i].speaker, drafts[i] = number, draft
+                    left.pop(i).drafted_by, drafts[i] = number, draft
+                elif draft.probes and left[i].drafted_by is None:
+                    left[i].drafted_by, drafts[i] = number, draft
         return drafts
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class _Members(DrafterState):
     def __init__(self, config: Cascade, states: Sequence[DrafterState]) -> None:
         self.config = config
         self.states = list(states)
-        self.speaker: int | None = None
+        self.drafted_by: int | None = None
         self.budgets: list[Budget] = []
         """Budgets of the members, if the budget is automatic."""
         self.opened: set[int] = set()
@@ -168,19 +168,19 @@ class _Members(DrafterState):
         return replace(ctx, budget=min(ctx.budget, width))
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:
-        speaker, self.speaker = self.speaker, None
+        drafted_by, self.drafted_by = self.drafted_by, None
         draft = outcome.draft
-        if speaker is not None and self.budgets and len(draft):
-            self.budgets[speaker].record(draft.depth, len(outcome.verification.path), len(draft))
+        if drafted_by is not None and self.budgets and len(draft):
+            self.budgets[drafted_by].record(draft.depth, len(outcome.verification.path), len(draft))
         for number, state in enumerate(self.states):
-            state.observe(ctx, outcome if number == speaker else unheard(outcome))
+            state.observe(ctx, outcome if number == drafted_by else without_draft(outcome))
 
     def end(self, ctx: Context) -> None:
         for state in self.states:
             state.end(ctx)
 
     def truncate(self, length: int) -> None:
-        self.speaker = None
+        self.drafted_by = None
         for state in self.states:
             state.truncate(length)
 
@@ -189,7 +189,7 @@ class _Members(DrafterState):
             state.close()
 
 
-def unheard(outcome: Outcome) -> Outcome:
+def without_draft(outcome: Outcome) -> Outcome:
     """Return the outcome for a member without a draft: emitted tokens and logits of the root."""
     shared = outcome.verification
     verification = replace(shared, path=(), nodes=(None,) * len(shared.tokens))

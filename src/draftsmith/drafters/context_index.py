@@ -158,15 +158,15 @@ def copied(array: Any) -> Any:
 
 
 @inlined
-def extend(index: ContextIndex, end: int, quiet: int, floor: int) -> None:
+def extend(index: ContextIndex, end: int, count_from: int, floor: int) -> None:
     """Index the new ids of ids[:end].
 
-    Ids before `quiet` are used as context only. No context begins before `floor`.
+    Ids before `count_from` are used as context only. No context begins before `floor`.
     """
     totals = index.totals[0]
     start = totals.length
     extend_hashes(index, start, end)
-    for position in range(max(start, quiet), end):
+    for position in range(max(start, count_from), end):
         token = index.ids[position]
         for order in range(ORDERS):
             if LENGTHS[order] > position - floor:

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from draftsmith.compiled import inlined
-from draftsmith.core.reading import HIGHEST, highest
+from draftsmith.core.readout import HIGHEST, highest
 from draftsmith.core.target import Highest
 
 TOP = HIGHEST

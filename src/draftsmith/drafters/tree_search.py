@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from draftsmith.compiled import compiled, inlined
+from draftsmith.core.draft import ROOT
 from draftsmith.drafters.context_index import (
     ContextIndex,
     extend,
@@ -29,7 +30,6 @@ from draftsmith.drafters.mixer import (
 
 LARGEST = 64
 """Maximum number of nodes in a tree."""
-ROOT = -1
 LEAST_SLOPE = 0.002
 """Minimum cost of a node, in plain passes, because the search takes time, too."""
 
@@ -84,7 +84,7 @@ class Limits(NamedTuple):
     depth: int
     chain: bool
     """Whether only one branch can be verified."""
-    line: Any
+    costs: Any
     """(P, 2) nodes, rising from 0, and cost of a pass with that many nodes, in plain passes."""
     rate: float
     """Tokens that decoding currently gives in the time of a plain pass."""
@@ -108,36 +108,36 @@ NO_DRAFT = Limits(0, 0, False, np.array([[0.0, 1.0], [1.0, 1.0]]), 1.0, False, N
 _MIXER, _SEARCH = new_mixer(1), new_search()
 
 
-def index_ids(index: ContextIndex, end: int, quiet: int, floor: int) -> None:
+def index_ids(index: ContextIndex, end: int, count_from: int, floor: int) -> None:
     """Index ids up to `end` as `advance` does, without learning or drafting."""
     advance(
-        index, end, quiet, floor, end, NO_ANSWERS, NO_ROWS, NO_ROWS, NO_ROWS, 0, _MIXER, _SEARCH,
-        0.0, MAX_COUNT, 1.0, NO_DRAFT, START,
+        index, end, count_from, floor, end, NO_ANSWERS, NO_ROWS, NO_ROWS, NO_ROWS, 0, _MIXER,
+        _SEARCH, 0.0, MAX_COUNT, 1.0, NO_DRAFT, START,
     )  # fmt: skip
 
 
 @compiled
 def advance(
-    text: ContextIndex, end: int, quiet: int, floor: int, emitted: int, answers: ContextIndex,
-    rows: Any, new_rows: Any, head: Any, base: int, mixer: Mixer, search: Search, rate: float,
-    max_count: float, weight: float, limits: Limits, verdict: int,
+    text: ContextIndex, end: int, count_from: int, floor: int, emitted: int,
+    answers: ContextIndex, rows: Any, new_rows: Any, head: Any, base: int, mixer: Mixer,
+    search: Search, rate: float, max_count: float, weight: float, limits: Limits, verdict: int,
 ) -> int:  # fmt: skip
     """Index the ids of `text` up to `end`, then draft what follows them; return the result of
     `grow`.
 
-    Ids before `quiet` are used as context only, and no context begins before `floor`. Ids from
+    Ids before `count_from` are used as context only, and no context begins before `floor`. Ids from
     `emitted` on were emitted by the target, so the mixer learns from them (`mixer.learn`). `head`:
     rows that a head gave, by paths from `base` on.
     """
     candidates, lookup = search.candidates, search.lookup[0]
     give_slots(text)
     start = min(end, max(emitted, text.totals[0].length))
-    extend(text, start, quiet, floor)
+    extend(text, start, count_from, floor)
     for position in range(start, end):
         count = predict(text, answers, rows, head, base, mixer, candidates, lookup, position)
         token = text.ids[position]
         learn(mixer, candidates, lookup, count, token, rate, max_count, weight)
-        extend(text, position + 1, quiet, floor)
+        extend(text, position + 1, count_from, floor)
     # Only now: the logits that emitted a token must not predict it while it is learned.
     remember(rows, new_rows)
     if not limits.nodes:
@@ -167,8 +167,8 @@ def grow(
     expand, allowed = verdict == START, verdict == ALLOWED
     while True:
         count = progress.nodes
-        here = pass_cost(limits.line, count)
-        least = limits.rate * next_cost(limits.line, count, here)
+        here = pass_cost(limits.costs, count)
+        least = limits.rate * next_cost(limits.costs, count, here)
         deeper = expand and depth < limits.depth
         if deeper and forced < len(limits.forced) and count < limits.nodes and path_prob >= least:
             token = limits.forced[forced]
@@ -195,28 +195,28 @@ def grow(
                 progress.queued = 0
         node = count
         depth, path_prob = nodes[node].depth, nodes[node].path_prob
-        progress.gain += path_prob - limits.rate * (pass_cost(limits.line, count + 1) - here)
+        progress.gain += path_prob - limits.rate * (pass_cost(limits.costs, count + 1) - here)
         if progress.gain > progress.best:
             progress.best, progress.paying = progress.gain, count + 1
 
 
 @inlined
-def pass_cost(line: Any, nodes: int) -> float:
+def pass_cost(costs: Any, nodes: int) -> float:
     """Return the cost of a pass by linear interpolation of the points."""
     i = 1
-    while i < len(line) - 1 and line[i][0] < nodes:
+    while i < len(costs) - 1 and costs[i][0] < nodes:
         i += 1
-    rise = (line[i][1] - line[i - 1][1]) / (line[i][0] - line[i - 1][0])
-    return line[i - 1][1] + max(rise, LEAST_SLOPE) * (nodes - line[i - 1][0])
+    rise = (costs[i][1] - costs[i - 1][1]) / (costs[i][0] - costs[i - 1][0])
+    return costs[i - 1][1] + max(rise, LEAST_SLOPE) * (nodes - costs[i - 1][0])
 
 
 @inlined
-def next_cost(line: Any, nodes: int, here: float) -> float:
+def next_cost(costs: Any, nodes: int, here: float) -> float:
     """Return the minimum cost of one more node, for any number of nodes after it."""
-    least = pass_cost(line, nodes + 1) - here
-    for i in range(1, len(line)):
-        if line[i][0] > nodes:
-            least = min(least, (line[i][1] - here) / (line[i][0] - nodes))
+    least = pass_cost(costs, nodes + 1) - here
+    for i in range(1, len(costs)):
+        if costs[i][0] > nodes:
+            least = min(least, (costs[i][1] - here) / (costs[i][0] - nodes))
     return max(least, LEAST_SLOPE)
 
 

@@ -80,7 +80,7 @@ def _check_static(runner: Runner, ref: Reference) -> list[Finding]:
     found.append(ref.along(plain.logits[0], 0, PROMPT - 5))
     found += step(runner, ref, row, ACCEPTED)
     runner.extend(row, ref.prompt[:-4])
-    chain = ref.reading(PROMPT - 4, PROMPT)
+    chain = ref.text_as_draft(PROMPT - 4, PROMPT)
     line = runner.forward([row], [chain])[0].logits
     found += [ref.along(got, 0, PROMPT - 5 + i) for i, got in enumerate(line)]
     runner.close(row)

@@ -41,11 +41,11 @@ TRIALS = 3
 _MARGIN = 4
 """Factor on the change of one trial that still counts as rounding."""
 _MOST_NOISE = 0.05
-"""Tolerances exceed this only up to a trial's change: above, the next token often differs."""
+"""Largest tolerance, unless changed last bits change logits by more than `_MARGIN` times this."""
 _SENSITIVE = 10
-"""A position this many times more sensitive than the median has no such limit."""
+"""A position that is this many times as sensitive as the median has no largest tolerance."""
 _DECIDED = 0.5
-"""Nor has one where last bits change the logits by this much: rounding decides them."""
+"""The same holds for a position where changed last bits change the logits by more than this."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Reference:
         """Return the prompt and a leaf path."""
         return self.prompt + [self.nodes[node] for node in LEAVES[leaf]]
 
-    def reading(self, start: int, end: int) -> Draft:
+    def text_as_draft(self, start: int, end: int) -> Draft:
         """Return a part of the first text as a draft."""
         return Draft.chain(self.text(0)[start:end], "self-test")
 
@@ -160,7 +160,7 @@ def distance(got: Tensor, wanted: Tensor) -> float:
     return float((a - a.mean() - b).norm() / b.norm().clamp_min(1e-30))
 
 
-def floor(loaded: LoadedModel) -> float:
+def rounding_floor(loaded: LoadedModel) -> float:
     """Difference that is rounding in any model with this dtype, hidden size and depth.
 
     Results are rounded to the dtype. Sums of `hidden_size` products, in any order, are rounded to
@@ -183,7 +183,7 @@ def _expected(
     for path in noise:
         path[:_SHARED] = map(max, *(one[:_SHARED] for one in noise))
     usual = statistics.median(change for path in noise for change in path)
-    least = floor(loaded)
+    least = rounding_floor(loaded)
 
     def tolerance(change: float) -> float:
         free = change > min(_SENSITIVE * usual, _DECIDED)

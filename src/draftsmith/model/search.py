@@ -20,7 +20,7 @@ from draftsmith.model.capabilities import CacheKind, Capabilities
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.own_cache import first_recurrent_state, recurrent_cache
-from draftsmith.model.reference import LEAVES, PROMPT, Finding, Reference, distance, floor
+from draftsmith.model.reference import LEAVES, PROMPT, Finding, Reference, distance, rounding_floor
 from draftsmith.model.registered import NAME, own_name
 from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
@@ -149,7 +149,7 @@ def check_packed(runner: Runner, ref: Reference) -> list[Finding]:
     other.
     """
     row, other = runner.open(ref.prompt[:1]), runner.open(ref.prompt[:3])
-    chain = ref.reading(1, len(ref.draft) + 2)
+    chain = ref.text_as_draft(1, len(ref.draft) + 2)
     line, before = runner.forward([row, other], [chain, EMPTY])
     # Accept so much that two prompt tokens are left, and the next pass has the same width.
     runner.commit([row], [range(PROMPT - 3)], [ref.prompt[1:]])
@@ -219,7 +219,7 @@ def _check_steps(runner: Runner, ref: Reference, state: Tensor | None = None) ->
 def _state_finding(runner: Runner, state: Tensor, stepped: Tensor) -> Finding:
     """Compare two recurrent states after the same tokens."""
     error = distance(stepped.flatten(), state.flatten())
-    return Finding(error, floor(runner.loaded), "the recurrent state differs", sole=True)
+    return Finding(error, rounding_floor(runner.loaded), "the recurrent state differs", sole=True)
 
 
 def _check_generate(runner: Runner, ref: Reference) -> list[Finding]:
@@ -238,7 +238,7 @@ def _check_generate(runner: Runner, ref: Reference) -> list[Finding]:
     row, found = runner.open(ref.prompt), []
     for theirs, token in zip(out.logits, out.sequences[0, PROMPT:].tolist(), strict=True):
         ours = runner.forward([row], [EMPTY])[0].logits[0]
-        found.append(Finding(distance(ours, theirs[0]), floor(runner.loaded)))
+        found.append(Finding(distance(ours, theirs[0]), rounding_floor(runner.loaded)))
         runner.commit([row], [[]], [[token]])
     runner.close(row)
     return found

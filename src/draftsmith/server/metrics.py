@@ -22,7 +22,7 @@ _SUMS = (
     ("passes", "draftsmith:passes", "Passes of the model, by answer."),
     ("failed_passes", "draftsmith:failed_passes",
      "Passes that failed and were repeated with less, by answer."),
-    ("drafter_failures", "draftsmith:drafter_failures", "Drafters that were put aside."),
+    ("drafter_failures", "draftsmith:drafter_failures", "Failures of drafters."),
 )  # fmt: skip
 """Fields of an answer's statistics → the metrics that add them up."""
 
@@ -58,10 +58,10 @@ class Metrics:
         )
         self.ended = counter("vllm:request_success", "Answers that ended.", "finished_reason")
         self.source_drafted = counter(
-            "draftsmith:draft_tokens_by_source", "Drafted tokens, by who guessed.", "source"
+            "draftsmith:draft_tokens_by_source", "Drafted tokens, by drafter.", "source"
         )
         self.source_accepted = counter(
-            "draftsmith:accepted_tokens_by_source", "Accepted tokens, by who guessed.", "source"
+            "draftsmith:accepted_tokens_by_source", "Accepted tokens, by drafter.", "source"
         )
 
     def watch(self, worker: Worker) -> None:
@@ -70,7 +70,7 @@ class Metrics:
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
             "vllm:num_requests_running": ("Answers with a row.", lambda: worker.running),
             "vllm:num_requests_waiting": (
-                "Answers in line.", lambda: max(0, worker.open - worker.running)
+                "Waiting answers.", lambda: max(0, worker.open - worker.running)
             ),
             "vllm:kv_cache_usage_perc": ("Share of the memory.", lambda: resources.reserved),
             "draftsmith:kept_prefixes": ("Rows kept.", lambda: len(resources.prefixes)),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.target import REST, ModelFacts, Needs, RowOutput
+from draftsmith.core.target import MOST_PENDING, ModelFacts, Needs, RowOutput
 from draftsmith.drafters.draft_model.reading_ahead import ReadAhead
 from draftsmith.drafters.draft_model.translation import After, Translation
 
@@ -194,7 +194,8 @@ class _Sequence(DrafterState):
             self._opened = weakref.finalize(self, self.drafter.forgotten.append, self.row)
         else:
             runner.extend(self.row, ids)
-        runner.prefill(self.row, REST)  # the first drafting pass reads the last accepted tokens
+        # The first drafting pass reads the last accepted tokens.
+        runner.prefill(self.row, MOST_PENDING)
         self.translation.after = After(runner, self.drafter.lock, self.row, ids, len(ids))
         return True
 

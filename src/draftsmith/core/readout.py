@@ -42,8 +42,8 @@ def read(
     unread = [i for i, o in enumerate(outputs) if o.finite and o.choices is None and len(o.logits)]
     rows = [(sequences[i], drafts[i], outputs[i].logits) for i in unread]
     on_cpu = all(logits.device.type == "cpu" for _, _, logits in rows)
-    for i, (sound, choices, best) in zip(unread, (_here if on_cpu else _copied)(rows), strict=True):
-        found[i] = replace(outputs[i], finite=sound, choices=choices, highest=best)
+    for i, (ok, choices, best) in zip(unread, (_here if on_cpu else _copied)(rows), strict=True):
+        found[i] = replace(outputs[i], finite=ok, choices=choices, highest=best)
     return found
 
 
