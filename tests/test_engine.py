@@ -317,10 +317,11 @@ def test_threads_that_bring_the_same_new_drafter_bind_it_once(engine: Engine) ->
 
 
 def test_e8_nobody_waits_for_a_drafter_that_another_call_loads(engine: Engine) -> None:
-    loading, go = threading.Event(), threading.Event()
+    loading, go, bound = threading.Event(), threading.Event(), list[Any]()
 
     class Loads(Scripted):
         def bind(self, model: Any) -> Drafter:
+            bound.append(model)
             loading.set()
             assert go.wait(300)
             return super().bind(model)
@@ -332,16 +333,24 @@ def test_e8_nobody_waits_for_a_drafter_that_another_call_loads(engine: Engine) -
     other.start()
     try:
         assert loading.wait(300)
-        for drafter in (Scripted(lambda _: EMPTY), "copyspec(gamma=2)", "none"):
+        for drafter in (
+            Scripted(lambda _: EMPTY),
+            "none",
+            *(f"copyspec(gamma={n})" for n in range(2, 6)),
+        ):
             assert engine.generate(IDS, drafter=drafter, max_new_tokens=2).tokens
     finally:
         go.set()
         other.join()
+    engine.drafting(slow)
+    assert len(bound) == 1, "other drafters do not displace one that is being loaded"
 
 
 def test_drafters_that_cannot_be_bound_displace_no_others(engine: Engine) -> None:
     class Fails(Scripted):
         def bind(self, model: Any) -> Drafter:  # noqa: ARG002
+            for gamma in (3, 4, 5):  # other calls, meanwhile
+                engine.drafting(f"copyspec(gamma={gamma})")
             raise OptionError("no")
 
     kept = engine.drafting("copyspec(gamma=2)")

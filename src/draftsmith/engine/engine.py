@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, SupportsIndex, TypedDict, Unpack, get_args
-from weakref import finalize
+from weakref import WeakValueDictionary, finalize
 
 import torch
 from tqdm import tqdm
@@ -176,10 +176,12 @@ class Engine:
         default = self._bound(chosen)
         self.drafter = default.drafter
         self._default = {chosen: default, self.drafter: default}
-        self._called: OrderedDict[Drafter, _Called] = OrderedDict()
-        """Drafters from calls, the most recent last."""
+        self._called: OrderedDict[Drafter, Drafting] = OrderedDict()
+        """Bound drafters from calls, the most recent last."""
+        self._binding: WeakValueDictionary[Drafter, Any] = WeakValueDictionary()
+        """Locks of drafters that are being bound, which may load a model: other calls wait."""
         self._lock = threading.Lock()
-        """Protects `_called`."""
+        """Protects both tables."""
         most = usual_limit(model.device) if memory is None else memory
         self.resources = Resources(model, self.cost, most, prefixes, max_batch)
         self.thread = EngineThread(self.resources)
@@ -316,27 +318,15 @@ class Engine:
     def _of_call(self, config: Drafter) -> Drafting:
         """Bind a call's drafter, unless a recent call has; forget the least recent one."""
         with self._lock:
-            called = self._called.setdefault(config, _Called())
-            self._called.move_to_end(config)
-        try:
-            with called.lock:
-                made = called.drafting = called.drafting or self._bound(config)
-        except BaseException:
-            with self._lock:  # what cannot be bound displaces nothing
-                self._called.pop(config, None)
-            raise
-        with self._lock:
-            while len(self._called) > _CALLED:
-                self._called.popitem(last=False)
+            binding = self._binding.setdefault(config, threading.RLock())
+        with binding:
+            made = self._called.get(config) or self._bound(config)
+            with self._lock:
+                self._called[config] = made
+                self._called.move_to_end(config)
+                if len(self._called) > _CALLED:
+                    self._called.popitem(last=False)
         return made
 
     def _bound(self, config: Drafter) -> Drafting:
         return Drafting.of(self.model, config, self.budget, self.cost, self.answers)
-
-
-class _Called:
-    """A drafter from a call. Binding may load a model: calls with the same drafter wait for it."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.drafting: Drafting | None = None
