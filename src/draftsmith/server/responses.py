@@ -155,7 +155,9 @@ def _messages(body: ResponsesRequest, ignored: Ignored) -> list[Message]:
             thoughts.clear()
         if is_call:
             call = ToolCall.of(_call_of(item), where)
-            made[-1].tool_calls = [*(made[-1].tool_calls or ()), call]
+            if made[-1].tool_calls is None:
+                made[-1].tool_calls = []
+            made[-1].tool_calls.append(call)  # a copy for each call would take too long
         if kind.endswith("_call_output") or (is_call and _result(item) is not None):
             made.append(Message.of(_result_of(item, where, ignored), where))
     _drop(thoughts, ignored)
