@@ -33,8 +33,12 @@ def loaded(name: str, attention: str | None = None) -> LoadedModel:
 def contents(runner: Any, row: Any) -> list[tuple[Tensor, Tensor]]:
     """Keys and values (K, n, D) of a row, one pair per layer: of its last n positions."""
     if runner.loaded.capabilities.packed:
-        found: list[tuple[Tensor, Tensor]] = runner.store.contents(row)
-        return found
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for slots in row.state:
+            keys, values = slots.parts(slots.dropped, row.cached)
+            pairs = ((k[0], v[0]) for k, v in zip(keys, values, strict=True))
+            found.update(zip(slots.layers, pairs, strict=True))
+        return [found[layer] for layer in sorted(found)]
     both = ((layer.keys[0], layer.values[0]) for layer in row.state.layers)
     # What was not committed is there until the next pass.
     return [(keys[:, : row.cached], values[:, : row.cached]) for keys, values in both]

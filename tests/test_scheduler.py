@@ -624,7 +624,7 @@ def test_a_row_is_counted_as_large_as_it_is(name: str, later: torch.dtype) -> No
     if not engine.model.capabilities.packed:
         pairs = [(one.keys, one.values) for one in row.state.layers if hasattr(one, "keys")]
     else:
-        pairs = scheduler.runner.store.contents(row)  # type: ignore[attr-defined]
+        pairs = contents(scheduler.runner, row)
     held = sum(tensor.nbytes for pair in pairs for tensor in pair if tensor is not None)
     assert engine.model.row_bytes(row.cached) == held
 

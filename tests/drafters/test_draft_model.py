@@ -24,6 +24,7 @@ from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import DraftsmithError, LoadError, OptionError, UnsupportedError
 from draftsmith.model.runner import Runner
+from replica import contents
 
 TEXTS = [
     "def foo(x): return x + 1",
@@ -291,11 +292,6 @@ def test_text_needs_no_quotes(typed: str, model: str) -> None:
         drafter: Any = parse(f"copyspec + draft_model(model={typed}{more})")
         assert drafter.drafters[1].model == model
     assert parse(f"draft_model(algorithm = tli , model = {typed} )").algorithm == "tli"  # type: ignore[attr-defined]
-
-
-def contents(runner: Any, row: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    found: list[tuple[torch.Tensor, torch.Tensor]] = runner.store.contents(row)
-    return found
 
 
 @pytest.mark.parametrize(("name", "copier"), [("shallower", Parrot), ("tli", LongestMatch)])

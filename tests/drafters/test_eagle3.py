@@ -21,6 +21,7 @@ from draftsmith.integrations.transformers import accelerate
 from draftsmith.lab.train.unpickle import unpickle
 from draftsmith.testing import check_drafter
 from heads import Plainly, random_head, save
+from replica import contents
 
 LAYERS = (1, 3, 4)
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -136,7 +137,7 @@ def test_its_keys_are_those_of_a_fresh_head(folder: str) -> None:
                     fresh = runner.open(list(ctx.ids[1:]))
                     self.inner.head.feed(ctx.hidden)
                     runner.prefill(fresh)
-                pairs = (runner.store.contents(row) for row in (state.entries.row, fresh))
+                pairs = (contents(runner, row) for row in (state.entries.row, fresh))
                 for ours, wanted in zip(*pairs, strict=True):
                     torch.testing.assert_close(ours, wanted, rtol=1e-4, atol=1e-5)
                 runner.close(fresh)
@@ -279,7 +280,7 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
         (folder / made).unlink()
     with pytest.raises(LoadError, match="cannot be read as tensors"):
         unpickle(folder)
-    refuse(str(tmp_path / "nowhere"), model, "no such folder")
+    refuse(str(tmp_path / "nowhere"), model, "there is no folder")
 
 
 def test_a_head_without_embeddings_takes_those_of_its_target(tmp_path: Path) -> None:

@@ -390,15 +390,6 @@ class PackedStore(KVStore):
             length, slots = row.mark
             row.mark = length, [self._alone(s, length) for s in slots]
 
-    def contents(self, row: SequenceRow) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values (K, n, D) of the row's last n positions, one pair per layer."""
-        found: dict[int, tuple[Tensor, Tensor]] = {}
-        for slots in row.state:
-            keys, values = slots.parts(slots.dropped, row.cached)
-            pairs = ((k[0], v[0]) for k, v in zip(keys, values, strict=True))
-            found.update(zip(slots.layers, pairs, strict=True))
-        return [found[layer] for layer in sorted(found)]
-
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int]) -> int:
         """Return an upper bound of the peak bytes.
 

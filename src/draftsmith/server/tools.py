@@ -10,7 +10,7 @@ from draftsmith.server.calls.formats import FORMATS
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, Tool
 from draftsmith.text.grammar import Grammar
-from draftsmith.text.tokenizer import shows_role
+from draftsmith.text.tokenizer import shows_system
 
 USUAL = "hermes"
 """Format of the tool calls if the chat template has none."""
@@ -39,7 +39,7 @@ def described(
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     prompt = _PROMPT.format(tools=listed, example=FORMATS[family].example)
     first = shown[0]
-    if first["role"] != "system" and shows_role(tokenizer, "system"):
+    if first["role"] != "system" and shows_system(tokenizer):
         return [{"role": "system", "content": prompt}, *shown]
     text = f"{first['content']}\n\n{prompt}" if first["role"] == "system" else (
         f"{prompt}\n\n{first['content']}"

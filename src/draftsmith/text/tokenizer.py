@@ -224,9 +224,9 @@ def _check_message(message: Message) -> None:
         )
 
 
-def shows_role(tokenizer: Any, role: str) -> bool:
-    """Return whether a chat template accepts a first message of a role and shows its text."""
-    messages = [{"role": role, "content": "SHOWN"}, {"role": "user", "content": "hello"}]
+def shows_system(tokenizer: Any) -> bool:
+    """Return whether a chat template accepts a system message and shows its text."""
+    messages = [{"role": "system", "content": "SHOWN"}, {"role": "user", "content": "hello"}]
     try:
         return "SHOWN" in _rendered(tokenizer, messages, {}, True)
     except PromptError:

@@ -109,7 +109,7 @@ class Widths:
                 f"{some}{', …' if len(bad) > 8 else ''} rows; decode without exact=True, "
                 "or in another dtype"
             )
-        with _threads(1):
+        with _single_thread():
             self.at_least(1)
             self.at_least(ROWS)
 
@@ -216,10 +216,10 @@ def _first(output: Any) -> Any:
 
 
 @contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Set the number of threads while the context is open; passes in other threads slow down."""
+def _single_thread() -> Iterator[None]:
+    """Compute in one thread while the context is open, so do passes of other threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(number)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
