@@ -209,6 +209,8 @@ def train(
     about = {
         "model": fingerprint(loaded.model),
         "texts": zlib.crc32(text.tobytes()),
+        "tokens": zlib.crc32(lessons.ids.cpu().numpy().tobytes()),
+        "blocks": list(lessons.layers),
     }
     run.begin(recipe, about)
     seconds = _learn(lessons, run, rows, save_every, follow)
