@@ -411,6 +411,7 @@ def test_missing_builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ("hello -d copyspek", "Did you mean 'copyspec'"),
         ("hello -d copyspec(gamma=0)", "copyspec: gamma must be an integer >= 1, got 0"),
+        ("hello -d draft_model", "needs model=…; write draft_model(model=…)"),
         ("hello -d draft_model(temperature=-1)", "draft_model 'temperature'"),
         ("hello --threads 40000", "--threads must be at most 1024, got 40000"),
         ("hello --budget many", "--budget must be an integer >= 0"),
@@ -882,6 +883,9 @@ def test_doctor_tries_a_trained_head(model: str, tmp_path: Path) -> None:
     record = json.loads(call("doctor", model, "--json", "--head", f"eagle3(model={folder})").stdout)
     assert record["trained_head"]["relative_cost"] > 0
     assert "fits; a step of it takes" in record["trained_head"]["explained"]
+    missing = call("doctor", model, "--head", f"eagle3(model={tmp_path}/no)").stdout
+    assert f"there is no folder {tmp_path}/no" in " ".join(missing.split())
+    assert "--head must be" in fails(2, "doctor", model, "--head", folder)
     other = heads.save(tmp_path / "other", heads.random_head(width // 2, vocabulary, 50))
     assert "this model's have" in call("doctor", model, "--head", f"eagle3(model={other})").stdout
 

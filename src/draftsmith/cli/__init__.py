@@ -54,9 +54,12 @@ def _as_typed(message: str, app: App, words: Sequence[str]) -> str:
     """Return a message with the options' names as they are typed: --top-k, not top_k."""
     command = app.parse_commands(words)[1][-1]
     for argument in command.assemble_argument_collection() if command.default_command else ():
+        if not argument.name.startswith("-"):  # a group of options, or a positional argument
+            continue
         name = argument.field_info.name
-        # A drafter's option stands in parentheses, or after the drafter's name and a colon.
-        pattern = rf"((?<![\w(-])(?<!: ){name}(?==)|\A{name}(?= must))"
+        # A drafter's option stands in parentheses, after the drafter's name and a colon, or after
+        # "needs".
+        pattern = rf"((?<![\w(-])(?<!: )(?<!needs ){name}(?==)|\A{name}(?= must))"
         message = re.sub(pattern, argument.name, message)
     return message
 

@@ -58,10 +58,10 @@ def fill(
 
     Raises UnknownName or LoadError for what the file cannot mean.
     """
-    given, file = table(read(commands), words), path()
-    names = {name.lstrip("-"): one.name for one in arguments for name in one.positives}
+    given = table(read(commands), words)
+    names = {name[2:] for one in arguments for name in one.positives if name.startswith("--")}
     for name in given:
         if name.replace("_", "-") not in names and name not in app:
-            known = {one.lstrip("-") for one in names.values() if one != "*"}
-            raise UnknownName(f"option of {' '.join(words)} in {file}", name, known)
-    config.Dict(dict(given), use_commands_as_keys=False, source=file)(app, words, arguments)
+            raise UnknownName(f"option of {' '.join(words)} in {path()}", name, names)
+    source = f"{path()}, table {'.'.join(words)}"
+    config.Dict(dict(given), use_commands_as_keys=False, source=source)(app, words, arguments)

@@ -92,7 +92,10 @@ def trained_head(loaded: LoadedModel, head: str | None, plain: float) -> dict[st
     from draftsmith.drafters.trained_head import BoundHead, HeadDrafter
     from draftsmith.errors import DraftsmithError, OptionError
 
-    drafter = parse(head or "mtp")
+    try:
+        drafter = parse(head or "mtp")
+    except OptionError:
+        drafter = None
     if not isinstance(drafter, HeadDrafter):
         raise OptionError(f"--head must be eagle3(model=…) or mtp(…), got {head}")
     try:

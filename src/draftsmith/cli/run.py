@@ -75,13 +75,14 @@ class PromptOptions:
             parts.append(self.prompt)
         if self.file is not None:
             parts.append(self._trimmed(read_text(self.file)))
-        if not parts and self.edit is not None:
+        text = "\n\n".join(parts)
+        empty = not (text if self.raw else text.strip())
+        if empty and self.edit is not None:
             raise PromptError("--edit needs an instruction, e.g. --edit a.py 'rename f to g'")
         if not parts:
             raise PromptError("there is no prompt; give PROMPT or --file, or pipe a text in")
-        text = "\n\n".join(parts)
-        if not (text if self.raw else text.strip()):
-            raise PromptError("the prompt is empty; give at least one character")
+        if empty:
+            raise PromptError("the prompt is empty; give PROMPT or --file, or pipe a text in")
         return text
 
     def _trimmed(self, text: str) -> str:

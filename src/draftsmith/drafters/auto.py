@@ -86,8 +86,11 @@ class Auto(Drafter):
     name: ClassVar[str] = "auto"
     summary: ClassVar[str] = "the default: a tree of likely continuations, by learned probability"
     width: ClassVar[int] = LARGEST
+    # `bind` sets these three on the bound copy; as fields they would be options.
     chain: ClassVar[bool] = False
     bigrams: ClassVar[Any | None] = None
+    bound_head: ClassVar[BoundHead | None] = None
+
     logits: bool = True
     """Whether it also drafts from the target's logits. Without them, drafts depend on token ids
     only, so that a replay of a recording makes exactly the drafts of the live run."""
@@ -99,7 +102,6 @@ class Auto(Drafter):
     head: Any = None
     """A drafter with a trained head, `eagle3(model=…)` or `mtp()`. Its probabilities join the
     mixture where computing them pays."""
-    bound_head: ClassVar[BoundHead | None] = None
 
     def __post_init__(self) -> None:
         switches(self)

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.utils import cached_file
 
+from draftsmith import builtin
 from draftsmith.errors import LoadError, first_line
 from draftsmith.storage import parse_json
 
@@ -26,7 +27,7 @@ class Checkpoint:
 
     def __init__(self, source: str) -> None:
         """Raises LoadError where there is no checkpoint, or only a pickled one."""
-        self.source = source
+        self.source = source = builtin.resolve(source)
         config = self._file("config.json")
         if config is None:
             raise LoadError(f"{source} has no config.json; give a folder or a hub id that has one")

@@ -257,7 +257,8 @@ def _check_folder(source: str) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise LoadError(f"{source} is a file; pass the folder that has config.json")
+        what = "a GGUF file, which cannot be trained" if builtin.is_gguf(source) else "a file"
+        raise LoadError(f"{source} is {what}; give a folder that has config.json")
     if not (folder / "config.json").is_file():
         raise LoadError(f"{source} has no config.json; save a model with model.save_pretrained()")
     if not any(folder.glob("*.safetensors")):

@@ -108,7 +108,10 @@ class Api:
         log.info("warm", extra={"fields": {"seconds": round(perf_counter() - began, 3)}})
 
     def _short(self, **options: Any) -> TextSequence:
-        """Return a sequence that leaves nothing in the prefix cache or the earlier answers."""
+        """Return a sequence that leaves nothing in the prefix cache or the earlier answers.
+
+        Its 12 tokens are too few for the prefix cache (`prefix_cache.LEAST`).
+        """
         options |= {"max_new_tokens": 8, "min_new_tokens": 8, "budget": "drafter"}
         sequence = self.engine.prepare(options).sequence([0, 1, 0, 1])
         sequence.context.earlier = None
@@ -232,7 +235,11 @@ class Api:
             )
         chosen = body.drafter not in (None, "none") or body.budget is not None
         if chosen and not self.settings.allow_drafters:
-            raise Refusal("this server chooses drafter and budget itself", param="drafter")
+            raise Refusal(
+                "this server chooses drafter and budget itself; `serve --allow-drafters` lets "
+                "requests choose",
+                param="drafter",
+            )
         options, grammar = body.options(self.settings.max_output) | dict(more), more["grammar"]
         options["cache_salt"] = salt if body.cache_salt is None else f"given:{body.cache_salt}"
         if self.settings.log_prompts:

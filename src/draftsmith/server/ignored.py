@@ -30,6 +30,9 @@ HEADER = "Warning"
 _LONGEST = 2000
 """Maximum bytes of the header's value. Some servers and proxies refuse longer headers."""
 
+_INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
+"""Fields that OpenAI has replaced → those that are read."""
+
 _MOST = 50
 """Number of fields after which no others are named. Fewer fit into the header."""
 
@@ -42,7 +45,8 @@ class Ignored:
         known, unknown = sorted(type(body).model_fields), [*(body.model_extra or ())]
         if unknown and strict:
             name = unknown[0][:100]
-            raise Refusal(f"unknown field {name!r}{hint(name, known)}", param=name)
+            instead = f"; use {_INSTEAD[name]!r}" if name in _INSTEAD else hint(name, known)
+            raise Refusal(f"unknown field {name!r}{instead}", param=name)
         self._warnings = [f"the field {name!r:.100} is unknown and was ignored" for name in unknown]
         self._places: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         """An unknown field, and the fields that are known there → its places."""

@@ -51,7 +51,7 @@ class Settings:
     keep_alive: Annotated[float, LIMITS] = 15.0
     """Seconds after which a stream without news sends a comment."""
     drain: Annotated[float, LIMITS] = 30.0
-    """Seconds that running requests are given after SIGTERM."""
+    """Seconds that running requests are given after SIGTERM or Ctrl-C."""
     tool_format: str | None = None
     """How the model writes calls of tools, a row of the table in docs/serving.md. [as its chat
     template]"""

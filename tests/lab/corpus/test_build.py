@@ -278,7 +278,7 @@ def test_a_build_that_was_begun_is_gone_on_with_and_no_other(
         assert content(folder) == expected
         assert make(plan, folder, model) == header  # nothing is left to do
     assert len(done) == len(passes(model, pieces_of(plan).lengths))
-    with pytest.raises(OptionError, match="already holds a corpus of tiny"):
+    with pytest.raises(OptionError, match="already holds another corpus"):
         make(replace(plan, keep=8), folder, model)
 
 

@@ -86,7 +86,7 @@ def test_errors_are_one_line(model: str, texts: Path, built: Path, tmp_path: Pat
     )
     assert "no file or folder" in fails("build", "-m", model, "--texts", "x", "-o", new)
     keep = ("--keep", 5, "-o", built)
-    assert "holds a corpus of" in fails("build", "-m", model, "--texts", texts, *keep)
+    assert "holds another corpus" in fails("build", "-m", model, "--texts", texts, *keep)
     assert "is not a corpus" in fails("info", tmp_path)
     assert "there is no folder" in fails("query", new, "x")
 

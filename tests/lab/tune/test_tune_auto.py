@@ -40,7 +40,7 @@ def test_rows_are_what_the_model_says_behind_a_line_break(
 def test_the_command_keeps_what_auto_then_begins_with(folder: Path, kept: Path) -> None:
     ran = run_command("tune", "auto", str(folder))
     assert ran.exit_code == 0, ran.output
-    assert "auto uses it from now on" in " ".join(ran.stderr.split())
+    assert "until you delete it" in " ".join(ran.stderr.split())
     assert [file.suffix for file in (kept / "auto").iterdir()] == [".safetensors"]
     model = load(folder)
     plain, tuned = Engine(model, drafter="none"), Engine(model)

@@ -40,7 +40,10 @@ def parse_arm(text: str, budget: BudgetSpec = "auto") -> Spec:
     text = "".join(text.split())
     spec, marked, own = text.partition("@")
     if marked:
-        budget = checked_budget(own)
+        try:
+            budget = checked_budget(own)
+        except OptionError as error:
+            raise OptionError(f"arm {text!r}: after @, {error}") from None
     try:
         return Spec(text, registry.parse(spec), budget)
     except UnknownName as error:

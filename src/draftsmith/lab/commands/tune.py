@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from rich.text import Text
 
 from draftsmith.cli.commands import HELP
-from draftsmith.cli.loading import bar, load_model
+from draftsmith.cli.loading import bar, load_model, short
 from draftsmith.cli.options import Count, Json, MachineOptions, MaxTokens, PlaceOptions, group
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, print_json, stdout
@@ -144,7 +144,7 @@ def auto(place: PlaceOptions = PlaceOptions()) -> None:
     path = path_of(loaded.facts)
     with bar("asking", size(loaded)) as advance:
         save(path, bigrams(loaded, advance))
-    note(f"saved in {path}; auto uses it from now on")
+    note(f"saved in {path}; auto uses it for {short(loaded.name)} until you delete it")
 
 
 def begun(model: LoadedModel, suffix: str) -> Finished:

@@ -142,11 +142,13 @@ def _finished(folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str) 
             )
         return None
     header = Header.load(folder)
-    same = header.settings.items() >= plan.settings().items()
-    if not same or (header.vocabulary, header.model) != (vocabulary_print, name):
+    built = header.settings | {"model": header.model, "vocabulary": header.vocabulary}
+    asked = plan.settings() | {"model": name, "vocabulary": vocabulary_print}
+    other = ", ".join(f"{k} {built.get(k)}, now {v}" for k, v in asked.items() if built.get(k) != v)
+    if other:
         raise OptionError(
-            f"{folder} already holds a corpus of {header.model}, built with {header.settings}; "
-            "give another folder, or delete this one"
+            f"{folder} already holds another corpus ({other}); give another folder, or delete this "
+            "one"
         )
     if (folder / files.BUILDING).exists():  # killed while deleting it
         shutil.rmtree(folder / files.BUILDING)

@@ -28,8 +28,8 @@ class CorpusPlan:
     piece: int = 512
     """Longest piece in tokens. Longer documents are cut, and the pieces are ranked."""
     keep: Annotated[int | None, Parameter(negative="--no-filter", allow_repeating=False)] = 100_000
-    """Number of pieces to keep, those of lowest perplexity; None, or --no-filter: all, unranked,
-    and the model is not run (REST)."""
+    """Number of pieces to keep, those of lowest perplexity; --no-filter keeps all, unranked, and
+    does not run the model (REST)."""
 
     def __post_init__(self) -> None:
         number("piece", self.piece, int, least=LEAST_PIECE)
