@@ -3,9 +3,10 @@
     git worktree add WORK/before COMMIT
     python -m benchmarks.checkouts DATA --other WORK/before/src     # fifteen minutes
 
-Each checkout is a process with an engine of its own. Both answer the same prompts greedily, by
-turns. Ratios are seconds of this checkout over those of the other, pair by pair; the exit code is 1
-if an interval lies above 1 / 0.95. "Alike" counts answers with the same tokens.
+Each checkout is a process with an engine of its own. Both answer the same prompts greedily, in
+turns. Two processes of the same code may differ by 5 % as long as they live, so both are started
+again and again. Ratios are seconds of this checkout over those of the other, start by start; the
+exit code is 1 if an interval lies above 1 / 0.95. "Alike" counts answers with the same tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from draftsmith.text.tokenizer import render_chat
 
 MOST = 1 / 0.95
 """Largest ratio that is promised."""
-HEADS = ("drafter", "rows", "calls", "seconds, this over the other", "alike")
+HEADS = ("drafter", "rows", "starts", "seconds, this over the other", "alike")
 
 
 def parser() -> Options:
@@ -34,8 +35,9 @@ def parser() -> Options:
     made.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     made.add_argument("--drafters", nargs="+", default=["none", "auto"])
     made.add_size("--rows", [1, 8], [2], "prompts of a call", nargs="+")
-    made.add_size("--limit", 2, 1, "conversations of each kind")
-    made.add_size("--tokens", 96, 4, "most tokens of an answer")
+    made.add_size("--starts", 8, 2, "starts of both")
+    made.add_size("--limit", 1, 1, "conversations of each kind")
+    made.add_size("--tokens", 64, 4, "most tokens of an answer")
     return made
 
 
@@ -43,34 +45,55 @@ def measure(args: argparse.Namespace) -> Blocks:
     tokenizer, slower = read_tokenizer(folder_of(args.model), {}), False
     texts = [r for r in shared.live(args.data, args.limit) if all(m["content"] for m in r.messages)]
     prompts = [render_chat(tokenizer, record.messages) for record in texts]
+    arms = [*product(args.rows, args.drafters)]
     for dtype in args.dtypes:
-        sources, lines = (Path(__file__).parents[1] / "src", args.other), list[list[Any]]()
-        pair = [Checkout(source, args.model, dtype, args.threads) for source in sources]
-
-        def both(*call: Any, first: int = 0, pair: Any = pair) -> list[Any]:
-            found = {n: pair[n].ask(*call) for n in (first, 1 - first)}
-            return [found[0], found[1]]
-
-        for rows, drafter in product(args.rows, args.drafters):
-            calls = [prompts[i : i + rows] for i in range(0, len(prompts), rows)]
-            both(calls[0], drafter, 4)  # warm up
-            how = {"dtype": dtype, "tokens": args.tokens}
-            ours, theirs = zip(*(
-                args.results.recall(
-                    drafter, call, partial(both, call, drafter, args.tokens, first=n % 2), **how
-                )
-                for n, call in enumerate(calls)
-            ), strict=True)  # fmt: skip
-            found = ratio([own[0] for own in ours], [own[0] for own in theirs])
-            same = sum(a == b for one, other in zip(ours, theirs, strict=True)
-                       for a, b in zip(one[1], other[1], strict=True))  # fmt: skip
-            counts = [str(rows), str(len(calls))]
-            lines.append([drafter, *counts, found.shown("", 3), f"{same}/{len(prompts)}"])
+        starts = [started(args, dtype, prompts, arms, n) for n in range(args.starts)]
+        lines = []
+        for arm, own in zip(arms, zip(*starts, strict=True), strict=True):
+            ours, theirs, same, count = zip(*own, strict=True)
+            found = ratio(ours, theirs)
+            alike = f"{sum(same)}/{sum(count)}"
+            lines.append([arm[1], str(arm[0]), str(len(starts)), found.shown("", 3), alike])
             slower |= found.low > MOST
-        for checkout in pair:
-            checkout.close()
         yield f"{args.model}, {dtype}\n\n{table(HEADS, lines)}"
     return slower
+
+
+def started(
+    args: argparse.Namespace, dtype: str, prompts: list[Any], arms: list[Any], start: int
+) -> list[tuple[float, float, int, int]]:
+    """Return for each arm the seconds of both checkouts, and how many answers are alike."""
+    sources, pair = (Path(__file__).parents[1] / "src", args.other), dict[int, Checkout]()
+    warm = set[tuple[int, str]]()
+
+    def both(*call: Any, first: int) -> list[Any]:
+        order = first, 1 - first
+        for n in order:
+            if n not in pair:
+                pair[n] = Checkout(sources[n], args.model, dtype, args.threads)
+            if (n, call[1]) not in warm:
+                warm.add((n, call[1]))
+                pair[n].ask(call[0], call[1], 4)
+        found = {n: pair[n].ask(*call) for n in order}
+        return [found[0], found[1]]
+
+    rows = []
+    for size, drafter in arms:
+        calls = [prompts[i : i + size] for i in range(0, len(prompts), size)]
+        how = {"dtype": dtype, "tokens": args.tokens, "start": start}
+        found = [
+            args.results.recall(
+                drafter, call, partial(both, call, drafter, args.tokens, first=(n + start) % 2),
+                **how,
+            )
+            for n, call in enumerate(calls)
+        ]  # fmt: skip
+        answers = [pair for ours, theirs in found for pair in zip(ours[1], theirs[1], strict=True)]
+        seconds = (sum(one[n][0] for one in found) for n in (0, 1))
+        rows.append((*seconds, sum(a == b for a, b in answers), len(answers)))
+    for checkout in pair.values():
+        checkout.close()
+    return rows
 
 
 if __name__ == "__main__":

@@ -530,6 +530,19 @@ def test_what_goes_into_a_pipe_is_not_damaged_for_the_locale(
     assert "(…)" in said.decode("utf-8")
 
 
+@pytest.mark.parametrize("given", [{}, {"THP_MEM_ALLOC_ENABLE": "0"}])
+def test_commands_ask_torch_for_huge_pages(given: dict[str, str]) -> None:
+    """Before torch is imported, and unless the user has chosen."""
+    code = "import os, sys; from draftsmith.cli import main\n"
+    code += "try:\n    main(['--version'])\n"
+    code += "finally:\n    print(os.environ['THP_MEM_ALLOC_ENABLE'], 'torch' in sys.modules)"
+    env = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"}
+    run = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, env=env | given
+    )
+    assert run.stdout.splitlines()[-1] == f"{given.get('THP_MEM_ALLOC_ENABLE', '1')} False"
+
+
 def test_what_no_encoding_can_say_ends_nothing() -> None:
     """A file's name may be no text at all."""
     code = "import sys; sys.argv[1:] = ['--version']; from draftsmith.cli import main\n"

@@ -193,7 +193,7 @@ TOYS: dict[str, tuple[str, list[str]]] = {
     "live_smollm2": ("DATA -m MODEL --dtypes bfloat16",
                      ["| all | 7 |", "| mt_redundant, turn 2 | 1 |", "dictated answers"]),
     "checkouts": ("DATA --other SRC -m MODEL --dtypes float32",
-                  ["| none | 2 | 3 |", "| auto | 2 | 3 |", "| 5/5 |"]),
+                  ["| none | 2 | 2 |", "| auto | 2 | 2 |", "| 10/10 |"]),
     "head_quality": ("DATA -m MODEL", ["7 prompts, at most 6 nodes", "| no head |",
                                        "| right in 0.7 |"]),
     "live_smollm2.head": ("DATA -m MODEL --dtypes float32 --head HEAD",
