@@ -22,11 +22,8 @@ from benchmarks import shared
 from benchmarks.shared import Blocks, Options, run, table
 from benchmarks.simulated import Plain, Quality, Simulated, WithHead, noisy, quality_for
 from draftsmith import Engine
-from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters.auto import NODE_COST, Auto
 from draftsmith.drafters.auto_head import PASS_COST
-from draftsmith.lab.bench.arms import build, parse_arm
-from draftsmith.lab.bench.run import RunPlan
 from draftsmith.model.load import load
 
 HEADS = ("head", "tokens per pass", "nodes per pass", "the head's passes per pass",
@@ -58,12 +55,7 @@ def counts(engine: Engine, one: Plain, nodes: int, quality: Quality | None) -> l
 
 def measure(args: argparse.Namespace) -> Blocks:
     model = load(args.model, dtype="float32", prepack=True)
-    asked, how = shared.live(args.data, args.limit), {"max_new_tokens": args.max_new_tokens}
-    plan = RunPlan(model, build(model, [parse_arm("none")]), asked, SamplingParams(), **how)
-    plain = [
-        Plain.of(row, model.model)
-        for row in shared.answers(args.output, f"{args.name}.plain", plan).rows
-    ]
+    plain = [Plain.of(row, model.model) for row in shared.plain_answers(args, model)]
     every = [torch.cat(parts) for parts in zip(*(one[1:] for one in plain), strict=True)]
     heads: dict[str, Quality | None] = {"no head": None}
     heads |= {f"right in {share:g}": quality_for(share, *every) for share in args.shares}

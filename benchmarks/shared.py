@@ -23,6 +23,8 @@ from transformers.utils import logging
 
 from draftsmith import builtin
 from draftsmith.core.cost import LADDER, RecordedCost
+from draftsmith.core.sampling import SamplingParams
+from draftsmith.lab.bench.arms import build, parse_arm
 from draftsmith.lab.bench.generations import Generation, ResultFile
 from draftsmith.lab.bench.machine import machine
 from draftsmith.lab.bench.records import Record
@@ -32,6 +34,7 @@ from draftsmith.lab.bench.settings import settings
 from draftsmith.lab.bench.suites import read, sample
 from draftsmith.lab.bench.summary import Interval, interval, paces, speed_ratio
 from draftsmith.lab.lines import Finished
+from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.measure import memory_bytes, versions
 from draftsmith.storage import write_text
 from draftsmith.text.tokenizer import encode, render_chat
@@ -179,6 +182,14 @@ class Answers(NamedTuple):
 
     path: Path
     rows: list[Generation]
+
+
+def plain_answers(args: argparse.Namespace, model: LoadedModel) -> list[Generation]:
+    """Return the model's plain greedy answers to `live`."""
+    how = {"max_new_tokens": args.max_new_tokens}
+    asked, arms = live(args.data, args.limit), build(model, [parse_arm("none")])
+    plan = RunPlan(model, arms, asked, SamplingParams(), **how)
+    return answers(args.output, f"{args.name}.plain", plan).rows
 
 
 def answers(folder: Path, name: str, plan: RunPlan, **more: Any) -> Answers:

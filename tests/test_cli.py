@@ -937,6 +937,8 @@ def test_doctor_recommends_by_plain_and_wide_passes() -> None:
     assert "500.0 and 1200.0 in bfloat16 (which rounds these weights)" in rounding["explained"][0]
     assert "do not pay" in told(float32={1: 0.5, 8: 5.0})["explained"][1]
     assert "no use" in told("plain", float32={1: 1.0})["explained"][1]
+    assert "idle machine" in told(float32={1: 1.0, 2: 0.3, 8: 1.5})["explained"][2]
+    assert len(told(float32={1: 1.0, 2: 0.95, 8: 1.5})["explained"]) == 2
 
 
 # --- demo --------------------------------------------------------------------------------------

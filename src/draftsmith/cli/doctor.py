@@ -203,6 +203,11 @@ def recommend(
         else "near-ties may fall differently with drafts than without"
     )
     explained = [f"{', '.join(said)}; {exact}.", _about_drafts(relative, shape)]
+    if min(relative.values()) < _CLEARLY_CHEAPER:
+        explained.append(
+            "A wider pass took less time than a plain one, so other work disturbed these times: "
+            "repeat on an idle machine."
+        )
     return {"dtype": dtype, "relative_cost": relative, "explained": explained}
 
 

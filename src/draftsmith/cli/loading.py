@@ -68,7 +68,7 @@ def load_model(machine: PlaceOptions) -> LoadedModel:
     with waiting(_loading(source)):
         from draftsmith.model.load import load
 
-        set_threads(how.pop("threads", None))
+        set_threads(how.pop("threads"))
         loaded = load(**how)
     tell_device(machine, loaded)
     return loaded

@@ -49,6 +49,8 @@ class PlaceOptions:
     """cpu, cuda, cuda:1, mps, …"""
     prepack: Annotated[bool, Parameter(negative="--no-prepack")] = True
     """Lay the linear layers out for this CPU, where that works."""
+    threads: Annotated[Count | None, Parameter(show_default="torch's choice")] = None
+    """CPU threads."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,6 @@ class MachineOptions(PlaceOptions):
         ),
     ] = None
     """float32, bfloat16, float16, or auto: the checkpoint's."""
-    threads: Annotated[Count | None, Parameter(show_default="torch's choice")] = None
-    """CPU threads."""
 
 
 @dataclass(frozen=True)

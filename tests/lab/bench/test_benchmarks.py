@@ -196,6 +196,9 @@ TOYS: dict[str, tuple[str, list[str]]] = {
                   ["| none | 2 | 2 |", "| auto | 2 | 2 |", "| 10/10 |"]),
     "head_quality": ("DATA -m MODEL", ["7 prompts, at most 6 nodes", "| no head |",
                                        "| right in 0.7 |"]),
+    "head_calibration": ("DATA -m MODEL --head HEAD",
+                         ["| 0.9 to 1 |", "| per pass | tokens | right at 1 |",
+                          "| with the head, 6 nodes |"]),
     "live_smollm2.head": ("DATA -m MODEL --dtypes float32 --head HEAD",
                           ["| all | 7 |", "- auto(head=eagle3(model=HEAD)) over auto: "]),
 }  # fmt: skip

@@ -169,7 +169,7 @@ class ResultFile:
             if found := differences(row.settings, settings):
                 raise OptionError(
                     f"{path} was measured with other settings ({'; '.join(found)}); give the same, "
-                    "or another --out"
+                    "or another --output"
                 )
 
     def add(self, row: Generation) -> None:

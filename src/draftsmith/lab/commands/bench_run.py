@@ -43,7 +43,7 @@ class RunOptions:
     """0 takes the best token."""
     seed: int = 0
     """Of sampling."""
-    out: Annotated[Path, Parameter(alias="-o")] = Path("results.jsonl")
+    out: Annotated[Path, Parameter(name=("--output", "--out", "-o"))] = Path("results.jsonl")
     """Where the results go."""
     resume: bool = False
     """Go on with the file of results."""
@@ -81,7 +81,7 @@ def run(
     costs = parse_cost(chosen.cost) if chosen.cost is not None else None
     out = chosen.out
     if out.is_file() and out.stat().st_size and not chosen.resume:
-        raise OptionError(f"{out} exists; resume it with --resume, or give another --out")
+        raise OptionError(f"{out} exists; resume it with --resume, or give another --output")
     check_writable(out)
     asked = prompts.read()
     tell(asked.wrong)
