@@ -50,7 +50,7 @@ def answered(engine: Engine, drafter: Recording, nodes: int, row: Generation) ->
 
 
 def measure(args: argparse.Namespace) -> Blocks:
-    plain = shared.plain_answers(args, model := load(args.model, dtype="float32"))
+    plain = shared.plain_answers(args, model := load(args.model, dtype="float32", prepack=True))
     engine, depths, most = Engine(model), list[list[str]](), max(args.nodes)
     lines = [[f"{n / BINS:g} to {(n + 1) / BINS:g}"] for n in range(BINS)]
     heads, axes = ["probability"], (figure := Figure((5, 4), layout="constrained")).subplots()
