@@ -439,7 +439,8 @@ def test_e9_options_from_elsewhere_get_a_hint(
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: Engine(MODEL, drafer="auto"), "Did you mean 'drafter'"),
+        (lambda: Engine(MODEL, drafer="auto"), r"Did you mean 'drafter'\? Known"),
+        (lambda: Engine(MODEL, store="pakced"), "unknown store 'pakced'. Did you mean 'packed'"),
         (lambda: Engine(MODEL, temperature=1.0), r"Pass it to generate\(\), stream"),
         (lambda: Engine(MODEL, temprature=1.0), "Did you mean 'temperature'.* Pass it to generate"),
         (lambda: Engine(MODEL, max_num_seqs=4), "Use max_batch"),

@@ -74,7 +74,10 @@ _INSTEAD = (
         "speculative_config": 'use drafter, e.g. drafter="prompt_lookup"',
         "tensor_parallel_size": "use device_map",
     }
-    | dict.fromkeys(Options.__annotations__, "pass it to generate(), stream() or chat()")
+    | dict.fromkeys(
+        Options.__annotations__.keys() - EngineOptions.__annotations__.keys(),
+        "pass it to generate(), stream() or chat()",
+    )
 )
 """Option names of other libraries → what to use here."""
 
@@ -141,7 +144,7 @@ class Engine:
         answers = number("answers", answers, int, least=0, note="(bytes)")
         prepack, exact = switch("prepack", prepack), switch("exact", exact)
         if store is not None and store not in get_args(Store):
-            raise UnknownName("store", shown(store), get_args(Store))
+            raise UnknownName("store", str(store), get_args(Store))
         if exact and store == "static":
             raise OptionError("exact=True has a store of its own; leave store out")
         trust_remote_code = switch("trust_remote_code", trust_remote_code)

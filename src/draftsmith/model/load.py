@@ -78,7 +78,7 @@ def load(
     left to right, OptionError for options that do not apply to a live model.
     """
     if store is not None and store not in get_args(Store):
-        raise UnknownName("store", store, get_args(Store))
+        raise UnknownName("store", str(store), get_args(Store))
     packed = widened = None
     if isinstance(model, str | Path) and device is None and device_map is None:
         device = devices.usual()

@@ -28,8 +28,8 @@ class Settings:
     name: Annotated[str | None, Parameter(show_default="as --model")] = None
     """What clients call the model."""
     api_keys: Path | None = None
-    """A file with one key a line (# begins a remark); DRAFTSMITH_API_KEYS holds more, with commas
-    between them. Without any key everybody is served."""
+    """A file with one key a line; lines that begin with # are remarks. DRAFTSMITH_API_KEYS holds
+    more, with commas between them. Without any key everybody is served."""
     public: bool = False
     """Answer /health, /v1/models and the page without a key."""
     cors: tuple[str, ...] = ()
