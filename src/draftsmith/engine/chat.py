@@ -43,7 +43,7 @@ class Chat:
         self.messages: list[dict[str, Any]] = []
         if system is not None:
             self.messages.append({"role": "system", "content": system})
-        self.resources, self._prepare = resources, prepare
+        self._resources, self._prepare = resources, prepare
         self._answers = AnswerCache(REMEMBERED, resources.model.facts)
         self._open: Callable[[], Stream | None] = lambda: None
         """Returns the stream of the last turn if it exists; weak, because it refers to the chat."""
@@ -53,7 +53,7 @@ class Chat:
     def __repr__(self) -> str:
         count = len(self.messages)
         return (
-            f"Chat({count} message{'s' * (count != 1)}, {last_part(self.resources.model.name)!r})"
+            f"Chat({count} message{'s' * (count != 1)}, {last_part(self._resources.model.name)!r})"
         )
 
     def send(self, message: str, **options: Unpack[Options]) -> GenerationResult:
@@ -87,7 +87,7 @@ class Chat:
         self.messages = [m for m in self.messages if m["role"] == "system"]
         last, self._last = self._last, None
         if last is not None:
-            self.resources.turns.between(last.close_drafter)
+            self._resources.turns.between(last.close_drafter)
         self._answers.forget()
 
     def _close(self) -> None:
@@ -100,7 +100,7 @@ class Chat:
                     "another thread is reading this chat's answer; wait until it has ended"
                 )
 
-    def resume(self, sequence: TextSequence) -> None:
+    def _resume(self, sequence: TextSequence) -> None:
         """Pass the drafter state of the last turn to a new one; call it between passes."""
         last, self._last = self._last, None
         if last is None or (state := last.state) is None:
@@ -113,7 +113,7 @@ class Chat:
         else:
             last.close_drafter()
 
-    def keep(self, sequence: TextSequence, history: list[dict[str, Any]], healthy: bool) -> None:
+    def _keep(self, sequence: TextSequence, history: list[dict[str, Any]], healthy: bool) -> None:
         """Add a turn's answer to the history, and keep its sequence for the next turn."""
         self._last = sequence
         if sequence.generated or healthy:
@@ -125,14 +125,14 @@ class Turn(Call):
 
     def __init__(self, chat: Chat, sequence: TextSequence, history: list[dict[str, Any]]) -> None:
         """`history`: the messages that are answered."""
-        super().__init__(chat.resources, [sequence])
+        super().__init__(chat._resources, [sequence])
         self._chat, self._sequence, self._history = chat, sequence, history
 
     def _started(self) -> None:
         turns = self._resources.turns
         with turns.wait(), turns.lock, turns.owner():
-            self._chat.resume(self._sequence)
+            self._chat._resume(self._sequence)
 
     def _ended(self, interrupted: bool) -> None:
         healthy = not interrupted and self._sequence.error is None
-        self._chat.keep(self._sequence, self._history, healthy)
+        self._chat._keep(self._sequence, self._history, healthy)
