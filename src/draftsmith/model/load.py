@@ -257,8 +257,7 @@ def _check_folder(source: str) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        what = "a GGUF file, which cannot be trained" if builtin.is_gguf(source) else "a file"
-        raise LoadError(f"{source} is {what}; give a folder that has config.json")
+        raise LoadError(f"{source} is a file; give a folder that has config.json")
     if not (folder / "config.json").is_file():
         raise LoadError(f"{source} has no config.json; save a model with model.save_pretrained()")
     if not any(folder.glob("*.safetensors")):

@@ -294,6 +294,12 @@ def test_models_that_could_not_be_trained_or_saved(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_gguf_file_is_not_trained(texts: Texts, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="is a GGUF file, which cannot be trained"):
+        train(str(tmp_path / "model.gguf"), RECIPE, texts, tmp_path / "out", OPTIONS)
+    assert not (tmp_path / "out").exists()
+
+
 def test_embeddings_that_are_no_plain_table(
     model: Path, texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

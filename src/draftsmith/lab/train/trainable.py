@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
+from draftsmith import builtin
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.load import read_config, read_model, read_tokenizer
@@ -94,8 +95,13 @@ def open_trainable(
     """Read a model in float32 and choose its `count` adaptive tokens.
 
     `tokens` names them; otherwise free ones are found, or with `add` new ones are added. Raises
-    UnsupportedError for quantized weights, OptionError if there are no such tokens, LoadError.
+    UnsupportedError for quantized weights and GGUF files, OptionError if there are no such tokens,
+    LoadError.
     """
+    if builtin.is_gguf(source):
+        raise UnsupportedError(
+            f"{source} is a GGUF file, which cannot be trained; give a folder that has config.json"
+        )
     config = read_config(source, {})
     _check_not_quantized(config, source)
     dtype = getattr(config, "dtype", None) or torch.float32
