@@ -899,6 +899,7 @@ def test_doctor_tries_a_trained_head(model: str, tmp_path: Path) -> None:
     missing = call("doctor", model, "--head", f"eagle3(model={tmp_path}/no)").stdout
     assert f"there is no folder {tmp_path}/no" in " ".join(missing.split())
     assert "--head must be" in fails(2, "doctor", model, "--head", folder)
+    assert "Did you mean 'model'" in fails(2, "doctor", model, "--head", "eagle3(modle=x)")
     other = heads.save(tmp_path / "other", heads.random_head(width // 2, vocabulary, 50))
     assert "this model's have" in call("doctor", model, "--head", f"eagle3(model={other})").stdout
 
@@ -919,26 +920,26 @@ def test_doctor_says_which_dtype_was_not_tried(model: str, monkeypatch: pytest.M
 
 
 def test_doctor_recommends_by_plain_and_wide_passes() -> None:
-    def told(shape: str = "tree", **seconds: dict[int, float]) -> Any:
+    def recommended(shape: str = "tree", **seconds: dict[int, float]) -> Any:
         return cli_doctor.recommend(seconds, {*seconds}, shape)
 
-    slow_when_wide = told(float32={1: 1.0, 8: 1.5}, bfloat16={1: 0.5, 8: 5.0})
+    slow_when_wide = recommended(float32={1: 1.0, 8: 1.5}, bfloat16={1: 0.5, 8: 5.0})
     assert slow_when_wide["dtype"] == "float32"
     assert "500.0 and 5000.0 in bfloat16" in slow_when_wide["explained"][0]
     assert "pay almost always" in slow_when_wide["explained"][1]
-    close = told(float32={1: 1.0, 8: 1.5}, bfloat16={1: 0.9, 8: 1.5})
+    close = recommended(float32={1: 1.0, 8: 1.5}, bfloat16={1: 0.9, 8: 1.5})
     assert close["dtype"] == "float32"
-    faster = told(float32={1: 1.0, 8: 2.5}, bfloat16={1: 0.5, 8: 1.2})
+    faster = recommended(float32={1: 1.0, 8: 2.5}, bfloat16={1: 0.5, 8: 1.2})
     assert faster["dtype"] == "bfloat16"
     assert "near-ties" in faster["explained"][0]
     costs = {"float32": {1: 1.0, 8: 2.5}, "bfloat16": {1: 0.5, 8: 1.2}}
     rounding = cli_doctor.recommend(costs, {"float32"}, "tree")  # a float32 checkpoint
     assert rounding["dtype"] == "float32"
     assert "500.0 and 1200.0 in bfloat16 (which rounds these weights)" in rounding["explained"][0]
-    assert "do not pay" in told(float32={1: 0.5, 8: 5.0})["explained"][1]
-    assert "no use" in told("plain", float32={1: 1.0})["explained"][1]
-    assert "idle machine" in told(float32={1: 1.0, 2: 0.3, 8: 1.5})["explained"][2]
-    assert len(told(float32={1: 1.0, 2: 0.95, 8: 1.5})["explained"]) == 2
+    assert "do not pay" in recommended(float32={1: 0.5, 8: 5.0})["explained"][1]
+    assert "no use" in recommended("plain", float32={1: 1.0})["explained"][1]
+    assert "idle machine" in recommended(float32={1: 1.0, 2: 0.3, 8: 1.5})["explained"][2]
+    assert len(recommended(float32={1: 1.0, 2: 0.95, 8: 1.5})["explained"]) == 2
 
 
 # --- demo --------------------------------------------------------------------------------------

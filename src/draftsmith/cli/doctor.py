@@ -94,8 +94,8 @@ def trained_head(loaded: LoadedModel, head: str | None, plain: float) -> dict[st
 
     try:
         drafter = parse(head or "mtp")
-    except OptionError:
-        drafter = None
+    except OptionError as error:
+        raise OptionError(f"--head must be eagle3(model=…) or mtp(…); {error}") from None
     if not isinstance(drafter, HeadDrafter):
         raise OptionError(f"--head must be eagle3(model=…) or mtp(…), got {head}")
     try:
