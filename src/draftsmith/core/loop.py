@@ -25,7 +25,7 @@ from draftsmith.core.drafter import Drafter, Outcome
 from draftsmith.core.readout import read
 from draftsmith.core.sequence import DRAFTER_FAILED, TOGETHER, Sequence
 from draftsmith.core.stats import TARGET, guesses
-from draftsmith.core.target import MOST_PENDING, Row, RowOutput, Target, ahead
+from draftsmith.core.target import MOST_BESIDE_DRAFT, Row, RowOutput, Target, ahead
 from draftsmith.core.verify import Verification, verify, verify_greedy
 from draftsmith.errors import DrafterError, DrafterStalled
 
@@ -51,7 +51,8 @@ def unread(sequence: Sequence, target: Target[Any]) -> bool:
 
     The pass that reads the last pending token emits a token. The first draft continues after it.
     """
-    return sequence.reading and ahead(target, sequence.row, sequence.needs.taps, MOST_PENDING) > 0
+    row, whole = sequence.row, sequence.needs.taps
+    return sequence.reading and ahead(target, row, whole, MOST_BESIDE_DRAFT) > 0
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ Shape = Literal["tree", "chain", "plain"]
 """Drafts that a target can verify in one pass: any tree, one branch, or none."""
 
 
-MOST_PENDING = 64
+MOST_BESIDE_DRAFT = 64
 """Pending tokens that may share a pass with a draft: the pass then takes hardly any longer."""
 
 

@@ -46,7 +46,7 @@ class Answer(NamedTuple):
     """Digest of its request's salt."""
     ids: Any
     """(T,) int32: the end of the prompt, and the answer."""
-    count_from: int
+    prompt_length: int
     """Number of ids that belong to the prompt."""
 
     @property
@@ -196,7 +196,7 @@ class AnswerCache:
             with self.lock:
                 salts = list(self._kept)
                 places = {salt: place for place, salt in enumerate(salts)}
-                rows = [(places[one.salt], len(one.ids), one.count_from) for one in self._list]
+                rows = [(places[one.salt], len(one.ids), one.prompt_length) for one in self._list]
                 tensors = {
                     "ids": np.concatenate(
                         [*(one.ids for one in self._list), np.zeros(0, np.int32)]
@@ -256,15 +256,15 @@ class AnswerCache:
             answers.mixer = checked(tensors, str(place), new_mixer(2))
             self._open[answers.salt] = answers
         end = 0
-        for place, length, count_from in rows.tolist():
+        for place, length, prompt_length in rows.tolist():
             start, end = end, end + length
-            self.add(found[place], ids[start:end], length - count_from)
+            self.add(found[place], ids[start:end], length - prompt_length)
 
 
 def index_answer(index: ContextIndex, answer: Answer) -> None:
     """Index an answer after its ids were added to the arrays of `index`."""
     start = index.length
-    index_ids(index, start + len(answer.ids), start + answer.count_from, start)
+    index_ids(index, start + len(answer.ids), start + answer.prompt_length, start)
 
 
 def merged(mixer: Mixer, start: Mixer, learned: Mixer) -> Mixer:

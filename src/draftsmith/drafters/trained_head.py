@@ -27,7 +27,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, ROOT, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.target import MOST_PENDING, ModelFacts, Needs
+from draftsmith.core.target import MOST_BESIDE_DRAFT, ModelFacts, Needs
 from draftsmith.drafters.draft_model.translation import drafting_distribution
 from draftsmith.drafters.options import at_least, switches
 from draftsmith.errors import UnsupportedError
@@ -299,7 +299,7 @@ class Entries:
         else:
             runner.extend(self.row, ids)
         self.drafter.head.feed(g[self.row.cached :])
-        runner.prefill(self.row, MOST_PENDING)
+        runner.prefill(self.row, MOST_BESIDE_DRAFT)
         self.g, self.nodes, self._read = g[self.row.cached :], [], False
         return runner.room(self.row)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.target import MOST_PENDING, ModelFacts, Needs, RowOutput
+from draftsmith.core.target import MOST_BESIDE_DRAFT, ModelFacts, Needs, RowOutput
 from draftsmith.drafters.draft_model.reading_ahead import ReadAhead
 from draftsmith.drafters.draft_model.translation import After, Translation
 
@@ -195,7 +195,7 @@ class _Sequence(DrafterState):
         else:
             runner.extend(self.row, ids)
         # The first drafting pass reads the last accepted tokens.
-        runner.prefill(self.row, MOST_PENDING)
+        runner.prefill(self.row, MOST_BESIDE_DRAFT)
         self.translation.after = After(runner, self.drafter.lock, self.row, ids, len(ids))
         return True
 

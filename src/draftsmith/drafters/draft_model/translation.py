@@ -18,7 +18,7 @@ from torch import Tensor
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Distribution, SamplingParams
-from draftsmith.core.target import MOST_PENDING
+from draftsmith.core.target import MOST_BESIDE_DRAFT
 from draftsmith.core.tree import Continuation, merge
 from draftsmith.text.vocab import Intersection, Vocabulary
 
@@ -106,7 +106,7 @@ class After:
         found: dict[Ids, Tensor] = {}
         with self.lock, torch.inference_mode():
             self.runner.extend(self.row, self.ids[: self.length])
-            self.runner.prefill(self.row, MOST_PENDING)
+            self.runner.prefill(self.row, MOST_BESIDE_DRAFT)
             for group in self._groups([(*before, *branch) for branch in branches]):
                 draft = merge([Continuation(branch, "after") for branch in group])
                 [output] = self.runner.forward([self.row], [draft])
