@@ -88,9 +88,9 @@ def started(
             )
             for n, call in enumerate(calls)
         ]  # fmt: skip
-        answers = [pair for ours, theirs in found for pair in zip(ours[1], theirs[1], strict=True)]
+        alike = [a == b for ours, theirs in found for a, b in zip(ours[1], theirs[1], strict=True)]
         seconds = (sum(one[n][0] for one in found) for n in (0, 1))
-        rows.append((*seconds, sum(a == b for a, b in answers), len(answers)))
+        rows.append((*seconds, sum(alike), len(alike)))
     for checkout in pair.values():
         checkout.close()
     return rows
