@@ -192,7 +192,7 @@ def toy_taps(ids: abc.Sequence[int], needs: Needs) -> Taps:
 # ------------------------------------------------------------------------ exact enumeration
 
 
-class Enumerated:
+class Enumerated(Sampler):
     """A `Sampler` that replays one branch of all random choices and computes its probability."""
 
     def __init__(self, script: abc.Sequence[int]) -> None:

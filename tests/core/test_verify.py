@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from draftsmith import testing
 from draftsmith.core.draft import EMPTY, ROOT, Draft, Proposal
-from draftsmith.core.sampling import Distribution
-from draftsmith.core.verify import Verification, verify, verify_greedy
+from draftsmith.core.sampling import Distribution, Gumbel, Sampler, TorchSampler
+from draftsmith.core.verify import Verification, verify, verify_choices
 from draftsmith.testing import (
     Enumerated,
     Scripted,
@@ -177,7 +177,7 @@ def test_greedy_short_cut_equals_the_walk(draft: Draft, seed: int) -> None:
     target = ToyTarget(3, order=2, seed=seed)
     logits = target.forward([target.open([0])], [draft])[0].logits
     lazy = verified(draft, target, Enumerated(()), greedy=True)
-    fast = verify_greedy(draft, logits.argmax(-1).tolist(), lambda *_: False)
+    fast = verify_choices(draft, logits.argmax(-1).tolist(), lambda *_: False)
     assert lazy == fast
 
 
@@ -191,3 +191,19 @@ def test_an_experiment_with_too_many_branches_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(testing, "MOST_BRANCHES", 3)
     with pytest.raises(AssertionError, match="more than 3 branches; make it smaller"):
         enumerate_distribution(lambda sampler: sampler.draw(torch.full((4,), 0.25)))
+
+
+@pytest.mark.parametrize("kind", [Gumbel, TorchSampler.seeded])
+def test_foreseen_draws_are_those_that_are_made(kind: Callable[[int], Sampler]) -> None:
+    """In any order, and some of them made one by one afterwards."""
+    probs = torch.rand(6, 30, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    for seed in range(20):
+        one, other = kind(seed), kind(seed)
+        expected = [one.draw(p) for p in probs]
+        draws = [2, 0, 1, 3]
+        assert other.foresee(probs[draws], draws).tolist() == [expected[n] for n in draws]
+        other.skip(2)
+        assert other.draw(probs[2]) == expected[2]
+        assert other.foresee(probs[3:5], [0, 1]).tolist() == expected[3:5]
+        other.skip(2)
+        assert other.draw(probs[5]) == expected[5]

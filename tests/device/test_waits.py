@@ -62,12 +62,14 @@ def test_a_greedy_pass_waits_once(device: str, arm: str, rows: int) -> None:
 @pytest.mark.parametrize(("name", "options", "each"), [
     *((name, {"drafter": "copyspec(gamma=2)", "budget": 4}, 1)
       for name in ("gemma3_text", "gpt2", "phi3")),
-    ("llama", {"drafter": "none", "temperature": 0.8, "top_k": 40, "seed": 1}, 2),
+    *(("llama", {"drafter": drafter, "budget": 4, "temperature": 0.8, "seed": 1} | more, 1)
+      for drafter in ("none", "copyspec(gamma=2)", "auto")
+      for more in ({"top_k": 2}, {"top_p": 0.1, "min_p": 0.1})),
     ("banned ids", ARMS["a drafted tree"], 1),
 ])  # fmt: skip
 def test_other_passes(device: str, name: str, options: dict[str, Any], each: int) -> None:
-    """Architectures without experts, for which transformers waits itself; and a sample, which is
-    drawn on the device, and which the host follows."""
+    """Architectures without experts, for which transformers waits itself; and samples, which are
+    drawn on the device after all nodes."""
     model = build("llama" if name == "banned ids" else name, eos_token_id=None)
     if name == "banned ids":
         model.generation_config.suppress_tokens = [7, 9]

@@ -18,7 +18,7 @@ from torch import Tensor
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Outcome
 from draftsmith.core.target import ModelFacts, RowOutput, Shape
-from draftsmith.core.verify import Verification, verify_greedy
+from draftsmith.core.verify import Verification, verify_choices
 from draftsmith.drafters.auto import Auto, AutoState
 from draftsmith.drafters.mixer_prior import prior
 from draftsmith.text.grammar import GrammarState, Scout
@@ -32,7 +32,7 @@ def auto_for(shape: Shape) -> Any:
 def verified(draft: Draft, truth: list[int]) -> Verification:
     """What a target that emits `truth` accepts."""
     depths = (0, *draft.node_depths())
-    return verify_greedy(draft, [truth[min(d, len(truth) - 1)] for d in depths], lambda *_: False)
+    return verify_choices(draft, [truth[min(d, len(truth) - 1)] for d in depths], lambda *_: False)
 
 
 def noise(draft: Draft) -> Tensor:

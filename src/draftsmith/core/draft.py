@@ -115,8 +115,10 @@ class Draft:
 
     def node_depths(self) -> tuple[int, ...]:
         """Return (n+m,) positions after the root, counted from 1."""
-        if self.depths is not None:
-            return self.depths
+        return self.tree_depths() if self.depths is None else self.depths
+
+    def tree_depths(self) -> tuple[int, ...]:
+        """Return (n+m,) numbers of nodes from the root to each node, which is counted, too."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent == ROOT else depths[parent] + 1)

@@ -26,7 +26,7 @@ from draftsmith.core.readout import read
 from draftsmith.core.sequence import DRAFTER_FAILED, TOGETHER, Sequence
 from draftsmith.core.stats import TARGET, guesses
 from draftsmith.core.target import MOST_BESIDE_DRAFT, Row, RowOutput, Target, ahead
-from draftsmith.core.verify import Verification, verify, verify_greedy
+from draftsmith.core.verify import Verification, verify, verify_choices
 from draftsmith.errors import DrafterError, DrafterStalled
 
 LEAST_CHUNK = 16
@@ -352,8 +352,11 @@ def settle(
 
 def judge(sequence: Sequence, draft: Draft, output: RowOutput) -> Verification:
     """Verify the draft of one sequence; `sequence.emit` commits each token as it is decided."""
-    if output.choices is not None and sequence.distribution.picks_best:
-        return verify_greedy(draft, output.choices, sequence.emit)
+    if output.choices is not None:
+        found = verify_choices(draft, output.choices, sequence.emit)
+        if not sequence.distribution.greedy:
+            sequence.sampler.skip(len(found.tokens))
+        return found
     return verify(
         draft,
         output.logits.__getitem__,

@@ -1,4 +1,4 @@
-"""What a step reads of its pass: finite flags, arg-max, and the highest logits of each position.
+"""What a step reads of its pass: finite flags, next tokens, and each position's highest logits.
 
 The host waits for an accelerator whenever it reads from it. So everything that a step reads of its
 rows is computed there, and copied to the host at once.
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.sequence import Sequence
@@ -36,9 +37,9 @@ def read(
     """Return the outputs of a pass with what the step and its drafters need on the host.
 
     On a CPU `highest` stays None: a drafter reads logits there when it needs them. Choices that the
-    target has computed are replaced if a sequence bans ids, and dropped if it processes logits.
+    target has computed are replaced or dropped if a sequence does not take the best logits.
     """
-    found = [_own(*one) for one in zip(sequences, drafts, outputs, strict=True)]
+    found = _own(sequences, drafts, outputs)
     unread = [i for i, o in enumerate(outputs) if o.finite and o.choices is None and len(o.logits)]
     rows = [(sequences[i], drafts[i], outputs[i].logits) for i in unread]
     on_cpu = all(logits.device.type == "cpu" for _, _, logits in rows)
@@ -47,15 +48,52 @@ def read(
     return found
 
 
-def _own(sequence: Sequence, draft: Draft, output: RowOutput) -> RowOutput:
-    """Return an output with the choices of the sequence's own distribution, if it has choices."""
-    distribution = sequence.distribution
-    if output.choices is None or (distribution.picks_best and not distribution.banned):
-        return output
-    choices = None
-    if output.finite and distribution.picks_best:
-        choices = distribution.best(output.logits[: 1 + draft.size]).tolist()
-    return replace(output, choices=choices)
+def _own(
+    sequences: abc.Sequence[Sequence],
+    drafts: abc.Sequence[Draft],
+    outputs: abc.Sequence[RowOutput],
+) -> list[RowOutput]:
+    """Return the outputs; those with choices get the choices of the sequence's distribution."""
+    found, chosen = [*outputs], dict[int, Tensor]()
+    for i, (sequence, draft, output) in enumerate(zip(sequences, drafts, outputs, strict=True)):
+        distribution = sequence.distribution
+        if output.choices is None or (distribution.picks_best and not distribution.banned):
+            continue
+        found[i] = replace(output, choices=None)
+        tokens = _choices(sequence, draft, output.logits) if output.finite else None
+        if tokens is not None:
+            chosen[i] = tokens[: 1 + draft.size]
+    if chosen:
+        numbers = torch.cat([*chosen.values()]).tolist()
+        for i, tokens in chosen.items():
+            own, numbers = numbers[: len(tokens)], numbers[len(tokens) :]
+            found[i] = replace(found[i], choices=_valid(own))
+    return found
+
+
+def _choices(sequence: Sequence, draft: Draft, logits: Tensor) -> Tensor | None:
+    """Return (N,) tokens that follow the positions of `logits` (N, V), computed on their device.
+
+    Those that follow probes have no meaning. A token below 0 could not be chosen. None: the tokens
+    must be chosen one by one, because they depend on the prefix, or on what a drafter drew.
+    """
+    distribution, sampler = sequence.distribution, sequence.sampler
+    if distribution.picks_best:
+        return distribution.best(logits)
+    lazy = distribution.lazy or distribution.greedy or bool(draft.proposals)
+    # On a CPU it costs less to compute only the distributions at accepted nodes.
+    if lazy or not sampler.foresees or logits.device.type == "cpu":
+        return None
+    draws = (0, *draft.tree_depths())[: 1 + draft.size]
+    probs = distribution.all_probs(logits[: len(draws)])
+    tokens = sampler.foresee(probs, draws).to(probs.device)
+    tokens = torch.where(probs[:, 0].isnan(), -1, tokens)
+    return pad(tokens, (0, len(logits) - len(draws)))
+
+
+def _valid(tokens: list[int]) -> list[int] | None:
+    """Return tokens that were all chosen; else None, so that `verify` raises the error."""
+    return None if min(tokens) < 0 else tokens
 
 
 def _here(rows: abc.Sequence[_Row]) -> list[_Read]:
@@ -76,26 +114,29 @@ def _here(rows: abc.Sequence[_Row]) -> list[_Read]:
 def _copied(rows: abc.Sequence[_Row]) -> list[_Read]:
     """Read logits that are on an accelerator, with one copy to the host."""
     logits = torch.cat([logits for _, _, logits in rows])
-    allowed = logits
-    if any(sequence.distribution.banned for sequence, _, _ in rows):
-        allowed = torch.cat([s.distribution.allowed(one) for s, _, one in rows])
-    numbers = summary(logits, allowed).cpu()
+    if all(s.distribution.picks_best and not s.distribution.banned for s, _, _ in rows):
+        tokens = logits.argmax(-1)
+    else:
+        chosen = [_choices(*row) for row in rows]
+        unknown = [torch.full((len(one),), -1, device=one.device) for _, _, one in rows]
+        pairs = zip(chosen, unknown, strict=True)
+        tokens = torch.cat([none if own is None else own for own, none in pairs])
+    numbers = summary(logits, tokens).cpu()
     found: list[_Read] = []
-    for sequence, draft, one in rows:
+    for _, draft, one in rows:
         own, numbers = numbers[: len(one)], numbers[len(one) :]
         usable, choices, best = unpacked(own, draft)
-        picks = usable and sequence.distribution.picks_best
-        found.append((usable, choices if picks else None, best))
+        found.append((usable, _valid(choices) if usable else None, best))
     return found
 
 
-def summary(logits: Tensor, allowed: Tensor) -> Tensor:
+def summary(logits: Tensor, choices: Tensor) -> Tensor:
     """Return numbers (N, 2 + 2k), int32: all that `unpacked` reads of (N, V) logits.
 
-    They are a finite flag, the arg-max of `allowed`, and ids and values of the highest logits.
+    They are a finite flag, `choices` (N,), and ids and values of the highest logits.
     """
     values, ids = highest(logits)
-    flags = torch.stack([finite([logits]).int(), allowed.argmax(-1).int()], dim=1)
+    flags = torch.stack([finite([logits]).int(), choices.int()], dim=1)
     bits = values.float().view(torch.int32)  # some devices have no float64
     return torch.cat([flags, ids.int(), bits], dim=1)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -222,10 +223,10 @@ class Distribution:
         self.greedy = greedy
         self.banned = list(banned)
         """Ids that are never emitted; they depend on no prefix, so they do not require `lazy`."""
-        self.lazy = lazy or bool(self.processors)
-        """Whether positions must be scored one by one, in order, each with its own prefix."""
         self.needs_ids = needs_ids and bool(self.processors)
         """Whether some processor reads the prefix."""
+        self.lazy = lazy or self.needs_ids
+        """Whether positions must be scored one by one, in order, each with its own prefix."""
         self._index: Tensor | None = None
         """`banned` on the device of the last logits."""
 
@@ -287,6 +288,7 @@ class Distribution:
         return Distribution(
             (watcher, *self.processors),
             greedy=self.greedy,
+            lazy=True,
             needs_ids=self.needs_ids,
             banned=self.banned,
         )
@@ -298,15 +300,22 @@ class Distribution:
         # On the device of the ids, as in `generate`: a device map may put logits elsewhere.
         device = logits.device if ids is None else ids.device
         scores = logits[None].to(device, torch.float64 if exact else torch.float32, copy=True)
+        return self._processed(ids, scores)
+
+    def _processed(self, ids: Tensor | None, scores: Tensor) -> Tensor:
         scores = self.allowed(scores)
         for process in self.processors:
             scores = process(ids, scores)  # type: ignore[arg-type]
         return scores
 
+    def all_probs(self, logits: Tensor) -> Tensor:
+        """Return (N, V) probabilities for (N, V) raw logits; not for `lazy` distributions."""
+        return self._processed(None, logits.to(torch.float32, copy=True)).softmax(-1)
+
     @property
     def picks_best(self) -> bool:
         """Whether the next token is the best of the raw logits that is not banned."""
-        return self.greedy and not self.lazy
+        return self.greedy and not self.lazy and not self.processors
 
     def allowed(self, logits: Tensor) -> Tensor:
         """Return (N, V) logits with banned ids at -inf; a copy if there are any."""
@@ -338,12 +347,38 @@ class Sampler(Protocol):
     def accept(self, ratio: float) -> bool:
         """Return True with probability min(1, ratio)."""
 
+    @property
+    def foresees(self) -> bool:
+        """Whether it can `foresee` draws.
 
-class TorchSampler:
-    """Sampler that uses a torch generator, or torch's global generator if there is none."""
+        If it can, the tokens after all nodes of a draft are chosen together, on the device, before
+        it is known which nodes are accepted.
+        """
+        return False
+
+    def foresee(self, probs: Tensor, draws: Sequence[int]) -> Tensor:  # noqa: ARG002
+        """Return (N,) tokens: what draw number `draws[i]` will return if it is from `probs[i]`.
+
+        `probs` is (N, V), and the next draw has number 0.
+        """
+        raise TypeError(f"{type(self).__name__} does not foresee its draws")
+
+    def skip(self, count: int) -> None:  # noqa: ARG002
+        """Leave out the next `count` draws, whose tokens were foreseen."""
+        raise TypeError(f"{type(self).__name__} does not foresee its draws")
+
+
+class TorchSampler(Sampler):
+    """Sampler that uses a torch generator, or torch's global generator if there is none.
+
+    A draw from p is the arg-max of p(x)/e(x), with exponential noise e. `torch.multinomial` draws
+    one token in the same way, so that drawing the noise first changes no token.
+    """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
+        self._noise = deque[Tensor]()
+        """Noise (V,) of the next draws, if it was needed to foresee them."""
 
     @classmethod
     def seeded(cls, seed: int | None, device: Any = "cpu") -> TorchSampler:
@@ -358,6 +393,8 @@ class TorchSampler:
     def draw(self, p: Tensor) -> int:
         if self.generator is not None:  # the distribution of a drafter may be on another device
             p = p.to(self.generator.device)
+        if self._noise:
+            return int((p / self._noise.popleft()).argmax())
         # The same shape as in transformers, so that the same seed gives the same token.
         return int(torch.multinomial(p[None], 1, generator=self.generator))
 
@@ -366,8 +403,26 @@ class TorchSampler:
         # Strictly less: a ratio of 0 must never be accepted, and the number is in [0, 1).
         return float(torch.rand((), generator=self.generator, device=device)) < ratio
 
+    @property
+    def foresees(self) -> bool:
+        """Whether its generator is its own: the global one must not be used more than needed."""
+        return self.generator is not None
 
-class Gumbel:
+    def foresee(self, probs: Tensor, draws: Sequence[int]) -> Tensor:
+        assert self.generator is not None
+        probs = probs.to(self.generator.device)
+        while len(self._noise) <= max(draws):
+            self._noise.append(torch.empty_like(probs[0]).exponential_(generator=self.generator))
+        # Without an index, whose copy to the device the host would wait for.
+        pairs = zip(probs, draws, strict=True)
+        return torch.stack([p / self._noise[n] for p, n in pairs]).argmax(-1)
+
+    def skip(self, count: int) -> None:
+        for _ in range(count):
+            self._noise.popleft()
+
+
+class Gumbel(Sampler):
     """Sampler with draws that depend only on a seed, the draw's number n and the distribution.
 
     A draw from p is the arg-max over x of log p(x) + g(x), where g is Gumbel noise keyed by (seed,
@@ -395,6 +450,17 @@ class Gumbel:
         noise = self.noise(self.draws, len(p))
         self.draws += 1
         return int((p.log() + noise.to(p)).argmax())
+
+    @property
+    def foresees(self) -> bool:
+        return True
+
+    def foresee(self, probs: Tensor, draws: Sequence[int]) -> Tensor:
+        noise = torch.stack([self.noise(self.draws + n, probs.shape[-1]) for n in draws])
+        return (probs.log() + noise.to(probs)).argmax(-1)
+
+    def skip(self, count: int) -> None:
+        self.draws += count
 
     def accept(self, ratio: float) -> bool:
         self._accepts += 1

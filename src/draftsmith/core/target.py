@@ -113,8 +113,8 @@ class RowOutput:
     logits: Tensor
     """(1+n+m, V); row 0 follows the root, row 1+i follows node i. (0, V): the root was not read."""
     choices: Sequence[int] | None = None
-    """(1+n) arg-max of each row of logits; None if the target has not computed it, and after
-    `readout.read` if a sequence's own distribution must process the logits."""
+    """(1+n) arg-max of each row of logits; None if the target has not computed it. After
+    `readout.read`, the sequence's next tokens; None if they are chosen one by one."""
     finite: bool = True
     """False if a draft token overflowed the model, so that all logits are invalid."""
     highest: Highest | None = None

@@ -1,8 +1,8 @@
 """Verification: the only place where a draft token is accepted.
 
-`verify` handles every distribution and every draft. `verify_greedy` is the fast path for greedy
-decoding without processors: it needs the arg-max of each position only, which one copy to the host
-provides for all sequences of a step.
+`verify` handles every distribution and every draft. `verify_choices` is the fast path where the
+token after each node is known already: for greedy decoding without processors the arg-max, and for
+guesses on an accelerator a draw. One copy to the host provides them for all sequences of a step.
 """
 
 from __future__ import annotations
@@ -61,11 +61,8 @@ def verify(
     return walk(draft, next_token, emit)
 
 
-def verify_greedy(draft: Draft, choices: Sequence[int], emit: Emit) -> Verification:
-    """Verify `draft` for a greedy distribution without processors.
-
-    `choices` (1+n) is the arg-max of each row of logits.
-    """
+def verify_choices(draft: Draft, choices: Sequence[int], emit: Emit) -> Verification:
+    """Verify `draft` with the target's tokens `choices` (1+n) after the root and each node."""
     return walk(draft, lambda node: (choices[node + 1], None), emit)
 
 

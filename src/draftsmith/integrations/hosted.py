@@ -22,7 +22,7 @@ from draftsmith.core.loop import learn, propose
 from draftsmith.core.sequence import Sequence
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import ModelFacts, RowOutput, Shape
-from draftsmith.core.verify import verify_greedy
+from draftsmith.core.verify import verify_choices
 from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
@@ -207,7 +207,7 @@ class Host:
 def _settle(sequence: Sequence, draft: Draft, tokens: abc.Sequence[int]) -> None:
     """Commit what a pass with `draft` emitted, and learn from it."""
     left = reversed(range(len(tokens)))
-    verification = verify_greedy(draft, tokens, lambda *_: not next(left))
+    verification = verify_choices(draft, tokens, lambda *_: not next(left))
     sequence.ids += tokens
     learn(sequence, draft, RowOutput(_NO_LOGITS, tokens), verification)
 

@@ -258,7 +258,7 @@ class StaticStore(PackedStore):
         output = self._forward.compute(line, positions, self._mask, cache, places * width, taps)
         logits = output.logits[0, -places * width :]
         states = () if taps is None else (taps.hidden[layer] for layer in layers)
-        return summary(logits, logits), logits, *states
+        return summary(logits, logits.argmax(-1)), logits, *states
 
     def truncate(self, row: SequenceRow, length: int) -> int:
         if row in self._places:

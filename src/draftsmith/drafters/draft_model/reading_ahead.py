@@ -12,7 +12,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, Outcome, sync
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import RowOutput
-from draftsmith.core.verify import verify_greedy
+from draftsmith.core.verify import verify_choices
 
 COST = CostCurve()
 """Assumes that a pass over w more positions costs 1 + w/50. Without measured times, a seed and a
@@ -54,7 +54,7 @@ class ReadAhead:
             self.ids.append(token)
             return len(self.ids) == end
 
-        verification = verify_greedy(guess, tokens, emit)
+        verification = verify_choices(guess, tokens, emit)
         if verification.nodes[-1] is not None:  # the draft ended while the guess was still right
             guess = guess.clip(len(verification.path))
         if guess.tokens:
