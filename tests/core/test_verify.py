@@ -194,16 +194,16 @@ def test_an_experiment_with_too_many_branches_is_refused(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kind", [Gumbel, TorchSampler.seeded])
-def test_foreseen_draws_are_those_that_are_made(kind: Callable[[int], Sampler]) -> None:
+def test_predicted_draws_are_those_that_are_made(kind: Callable[[int], Sampler]) -> None:
     """In any order, and some of them made one by one afterwards."""
     probs = torch.rand(6, 30, generator=torch.Generator().manual_seed(1)).softmax(-1)
     for seed in range(20):
         one, other = kind(seed), kind(seed)
         expected = [one.draw(p) for p in probs]
         draws = [2, 0, 1, 3]
-        assert other.foresee(probs[draws], draws).tolist() == [expected[n] for n in draws]
+        assert other.predict(probs[draws], draws).tolist() == [expected[n] for n in draws]
         other.skip(2)
         assert other.draw(probs[2]) == expected[2]
-        assert other.foresee(probs[3:5], [0, 1]).tolist() == expected[3:5]
+        assert other.predict(probs[3:5], [0, 1]).tolist() == expected[3:5]
         other.skip(2)
         assert other.draw(probs[5]) == expected[5]

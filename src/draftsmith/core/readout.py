@@ -82,11 +82,11 @@ def _choices(sequence: Sequence, draft: Draft, logits: Tensor) -> Tensor | None:
         return distribution.best(logits)
     lazy = distribution.lazy or distribution.greedy or bool(draft.proposals)
     # On a CPU it costs less to compute only the distributions at accepted nodes.
-    if lazy or not sampler.foresees or logits.device.type == "cpu":
+    if lazy or not sampler.predicts or logits.device.type == "cpu":
         return None
     draws = (0, *draft.tree_depths())[: 1 + draft.size]
     probs = distribution.all_probs(logits[: len(draws)])
-    tokens = sampler.foresee(probs, draws).to(probs.device)
+    tokens = sampler.predict(probs, draws).to(probs.device)
     tokens = torch.where(probs[:, 0].isnan(), -1, tokens)
     return pad(tokens, (0, len(logits) - len(draws)))
 

@@ -348,24 +348,24 @@ class Sampler(Protocol):
         """Return True with probability min(1, ratio)."""
 
     @property
-    def foresees(self) -> bool:
-        """Whether it can `foresee` draws.
+    def predicts(self) -> bool:
+        """Whether it can `predict` draws.
 
         If it can, the tokens after all nodes of a draft are chosen together, on the device, before
         it is known which nodes are accepted.
         """
         return False
 
-    def foresee(self, probs: Tensor, draws: Sequence[int]) -> Tensor:  # noqa: ARG002
+    def predict(self, probs: Tensor, draws: Sequence[int]) -> Tensor:  # noqa: ARG002
         """Return (N,) tokens: what draw number `draws[i]` will return if it is from `probs[i]`.
 
         `probs` is (N, V), and the next draw has number 0.
         """
-        raise TypeError(f"{type(self).__name__} does not foresee its draws")
+        raise TypeError(f"{type(self).__name__} does not predict its draws")
 
     def skip(self, count: int) -> None:  # noqa: ARG002
-        """Leave out the next `count` draws, whose tokens were foreseen."""
-        raise TypeError(f"{type(self).__name__} does not foresee its draws")
+        """Leave out the next `count` draws after their tokens were predicted."""
+        raise TypeError(f"{type(self).__name__} does not predict its draws")
 
 
 class TorchSampler(Sampler):
@@ -378,7 +378,7 @@ class TorchSampler(Sampler):
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
         self._noise = deque[Tensor]()
-        """Noise (V,) of the next draws, if it was needed to foresee them."""
+        """Noise (V,) of the next draws, if it was needed to predict them."""
 
     @classmethod
     def seeded(cls, seed: int | None, device: Any = "cpu") -> TorchSampler:
@@ -404,16 +404,16 @@ class TorchSampler(Sampler):
         return float(torch.rand((), generator=self.generator, device=device)) < ratio
 
     @property
-    def foresees(self) -> bool:
+    def predicts(self) -> bool:
         """Whether its generator is its own: the global one must not be used more than needed."""
         return self.generator is not None
 
-    def foresee(self, probs: Tensor, draws: Sequence[int]) -> Tensor:
+    def predict(self, probs: Tensor, draws: Sequence[int]) -> Tensor:
         assert self.generator is not None
         probs = probs.to(self.generator.device)
         while len(self._noise) <= max(draws):
             self._noise.append(torch.empty_like(probs[0]).exponential_(generator=self.generator))
-        # Without an index, whose copy to the device the host would wait for.
+        # Not by an index: the host would wait for its copy to the device.
         pairs = zip(probs, draws, strict=True)
         return torch.stack([p / self._noise[n] for p, n in pairs]).argmax(-1)
 
@@ -452,10 +452,10 @@ class Gumbel(Sampler):
         return int((p.log() + noise.to(p)).argmax())
 
     @property
-    def foresees(self) -> bool:
+    def predicts(self) -> bool:
         return True
 
-    def foresee(self, probs: Tensor, draws: Sequence[int]) -> Tensor:
+    def predict(self, probs: Tensor, draws: Sequence[int]) -> Tensor:
         noise = torch.stack([self.noise(self.draws + n, probs.shape[-1]) for n in draws])
         return (probs.log() + noise.to(probs)).argmax(-1)
 
