@@ -224,7 +224,7 @@ def test_every_tensor_says_where_it_lies() -> None:
 
 
 RETIRED = (
-    "as typed", "behind", "cannot work", "dear", "predict", "predicted", "learnt", "nobody",
+    "as typed", "behind", "cannot work", "dear", "foresee", "foreseen", "learnt", "nobody",
     "said", "so many", "somebody", "told", "who", "whoever", "whom", "whose",
 )  # fmt: skip
 """Words with which comments, docstrings and errors were hard to read. Names in backticks may have

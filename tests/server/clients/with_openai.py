@@ -33,8 +33,8 @@ for chunk in client.chat.completions.create(**chat, **options):
 told["used: stream"] = chunk.usage.completion_tokens
 with client.chat.completions.stream(**chat) as helper:
     told["text: stream helper"] = helper.get_final_completion().choices[0].message.content
-predicted = {"prediction": {"type": "content", "content": told["text: chat"]}}
-predicted = client.chat.completions.create(**chat, **predicted)
+foreseen = {"prediction": {"type": "content", "content": told["text: chat"]}}
+predicted = client.chat.completions.create(**chat, **foreseen)
 told["text: predicted"] = predicted.choices[0].message.content
 details = predicted.usage.completion_tokens_details
 rejected = details.rejected_prediction_tokens
