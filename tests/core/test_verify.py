@@ -207,3 +207,10 @@ def test_predicted_draws_are_those_that_are_made(kind: Callable[[int], Sampler])
         assert other.predict(probs[3:5], [0, 1]).tolist() == expected[3:5]
         other.skip(2)
         assert other.draw(probs[5]) == expected[5]
+
+
+def test_a_draw_from_what_is_no_distribution_raises_after_a_prediction() -> None:
+    sampler = TorchSampler.seeded(0)
+    sampler.predict(torch.full((2, 4), 0.25), [0, 1])
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        sampler.draw(torch.full((4,), float("nan")))

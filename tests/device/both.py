@@ -30,6 +30,10 @@ SAMPLED: dict[str, Any] = {
     "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1,
     "logit_bias": {5: -1.0},
 }  # fmt: skip
+CUT: dict[str, Any] = {
+    name: SAMPLED[name] for name in ("temperature", "top_k", "top_p", "min_p", "seed")
+}
+"""Samples that are drawn on the device after all nodes."""
 DRAFTERS = [
     "none",
     "copyspec(gamma=2)",

@@ -12,10 +12,10 @@ from typing import Any
 import pretended
 import pytest
 import torch
-from both import GREEDY, IDS, MANY, REAL, SAMPLED, Both, mapped, named, on, same, strictly
+from both import CUT, GREEDY, IDS, MANY, REAL, SAMPLED, Both, mapped, named, on, same, strictly
 from test_waits import ARMS, LONG, PROMPTS, SHORT, engine, per_pass
 
-from architectures import TREES, build
+from architectures import TREES, build, prompt
 from draftsmith.engine.engine import Engine
 from draftsmith.model import graphs
 from draftsmith.model.probe import with_store
@@ -118,6 +118,7 @@ def test_every_drafter(engines: Both, folder: Path, drafter: str) -> None:
         both.generate(IDS, **options, **GREEDY)
         both.generate(IDS, **options, **SAMPLED)
         both.generate(MANY, **options, **GREEDY)
+        both.generate(MANY, **options, **CUT)
 
 
 @pytest.mark.usefixtures("simulated")
@@ -128,6 +129,19 @@ def test_a_greedy_pass_waits_once(device: str, arm: str, rows: int) -> None:
     passes, waits = per_pass(fixed(engine(device, 2)), ids, **ARMS[arm])
     assert {line.split(":")[0] for _, line in waits} == {"model/static.py"}
     assert waits.total() == passes
+
+
+@pytest.mark.usefixtures("simulated")
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("arm", ARMS)
+def test_a_sampled_pass_waits_once_more(device: str, arm: str, rows: int) -> None:
+    """For the tokens of all rows, which are drawn after the graph."""
+    same_length = [prompt(20, i) for i in range(rows)]
+    passes, waits = per_pass(fixed(engine(device, 2)), same_length, **ARMS[arm], **CUT)
+    files = [line.split(":")[0] for _, line in waits.elements()]
+    assert files.count("model/static.py") == files.count("core/readout.py")
+    assert set(files) == {"model/static.py", "core/readout.py"}
+    assert waits.total() >= 2 * passes
 
 
 @pytest.mark.usefixtures("simulated")

@@ -85,7 +85,7 @@ def _choices(sequence: Sequence, draft: Draft, logits: Tensor) -> Tensor | None:
     if lazy or not sampler.predicts or logits.device.type == "cpu":
         return None
     draws = (0, *draft.tree_depths())[: 1 + draft.size]
-    probs = distribution.all_probs(logits[: len(draws)])
+    probs = distribution.scores(None, logits[: len(draws)]).softmax(-1)
     tokens = sampler.predict(probs, draws).to(probs.device)
     tokens = torch.where(probs[:, 0].isnan(), -1, tokens)
     return pad(tokens, (0, len(logits) - len(draws)))
@@ -117,10 +117,13 @@ def _copied(rows: abc.Sequence[_Row]) -> list[_Read]:
     if all(s.distribution.picks_best and not s.distribution.banned for s, _, _ in rows):
         tokens = logits.argmax(-1)
     else:
-        chosen = [_choices(*row) for row in rows]
-        unknown = [torch.full((len(one),), -1, device=one.device) for _, _, one in rows]
-        pairs = zip(chosen, unknown, strict=True)
-        tokens = torch.cat([none if own is None else own for own, none in pairs])
+        chosen = [(one, _choices(s, draft, one)) for s, draft, one in rows]
+        tokens = torch.cat(
+            [
+                one.new_full((len(one),), -1, dtype=torch.long) if own is None else own
+                for one, own in chosen
+            ]
+        )
     numbers = summary(logits, tokens).cpu()
     found: list[_Read] = []
     for _, draft, one in rows:

@@ -294,23 +294,19 @@ class Distribution:
         )
 
     def scores(self, ids: Tensor | None, logits: Tensor) -> Tensor:
-        """Return (1, V) processed scores for a node's (V,) raw logits; `ids` (1, T): its prefix."""
+        """Return (1, V) processed scores for a node's (V,) raw logits; `ids` (1, T): its prefix.
+
+        Without `lazy`, logits of N nodes (N, V) may be given together, and give (N, V) scores.
+        """
         # A copy, because processors may write in place and drafters receive the raw logits.
         exact = logits.dtype == torch.float64
         # On the device of the ids, as in `generate`: a device map may put logits elsewhere.
         device = logits.device if ids is None else ids.device
-        scores = logits[None].to(device, torch.float64 if exact else torch.float32, copy=True)
-        return self._processed(ids, scores)
-
-    def _processed(self, ids: Tensor | None, scores: Tensor) -> Tensor:
-        scores = self.allowed(scores)
+        scores = logits.to(device, torch.float64 if exact else torch.float32, copy=True)
+        scores = self.allowed(scores.reshape(-1, scores.shape[-1]))
         for process in self.processors:
             scores = process(ids, scores)  # type: ignore[arg-type]
         return scores
-
-    def all_probs(self, logits: Tensor) -> Tensor:
-        """Return (N, V) probabilities for (N, V) raw logits; not for `lazy` distributions."""
-        return self._processed(None, logits.to(torch.float32, copy=True)).softmax(-1)
 
     @property
     def picks_best(self) -> bool:
@@ -393,7 +389,7 @@ class TorchSampler(Sampler):
     def draw(self, p: Tensor) -> int:
         if self.generator is not None:  # the distribution of a drafter may be on another device
             p = p.to(self.generator.device)
-        if self._noise:
+        if self._noise and math.isfinite(p.sum()):  # else `multinomial` raises
             return int((p / self._noise.popleft()).argmax())
         # The same shape as in transformers, so that the same seed gives the same token.
         return int(torch.multinomial(p[None], 1, generator=self.generator))
@@ -456,8 +452,8 @@ class Gumbel(Sampler):
         return True
 
     def predict(self, probs: Tensor, draws: Sequence[int]) -> Tensor:
-        noise = torch.stack([self.noise(self.draws + n, probs.shape[-1]) for n in draws])
-        return (probs.log() + noise.to(probs)).argmax(-1)
+        noise = {n: self.noise(self.draws + n, probs.shape[-1]) for n in set(draws)}
+        return (probs.log() + torch.stack([noise[n] for n in draws]).to(probs)).argmax(-1)
 
     def skip(self, count: int) -> None:
         self.draws += count
