@@ -20,6 +20,7 @@ from draftsmith.drafters import calibration
 from draftsmith.drafters.ngrams import NgramIndex
 from draftsmith.drafters.options import at_least, one_of, within
 from draftsmith.errors import OptionError
+from draftsmith.model.devices import send
 from draftsmith.values import is_number, listed, shown, token_ids
 
 DEPTH = 0.28
@@ -175,18 +176,21 @@ class _Places(DrafterState):
 
     def _scores(self, P: list[int], ctx: Context) -> Tensor | None:  # noqa: N803
         """Return (|P|,) scores of the candidates; None if the target recorded nothing."""
-        c, t, j = self.config, len(ctx.ids) - 1, torch.tensor(P, device="cpu")
+        c, t = self.config, len(ctx.ids) - 1
         if c.rank == "hidden" and ctx.hidden is not None:
-            query = state_before(ctx.hidden, j.new_tensor([t]), c.average)
-            states = (state_before(ctx.hidden, some, c.average) for some in torch.split(j, AT_ONCE))
+            j = send([*P, t], ctx.hidden.device)
+            query = state_before(ctx.hidden, j[-1:], c.average)
+            parts = torch.split(j[:-1], AT_ONCE)
+            states = (state_before(ctx.hidden, some, c.average) for some in parts)
             scores = torch.cat([torch.cosine_similarity(H, query, dim=-1) for H in states])
         elif c.rank == "attention" and ctx.attention is not None:
-            A = ctx.attention(j)  # noqa: N806
+            A = ctx.attention(torch.tensor(P, device="cpu"))  # noqa: N806
             scores = A.amax(0) if c.combine == "max" else A.sum(0)
         else:
             return None
         # The first position, and states that overflowed, rank last.
-        return torch.where(j == 0, LAST, scores.cpu().nan_to_num(nan=LAST))
+        past = torch.tensor(P, device="cpu") > 0
+        return torch.where(past, scores.cpu().nan_to_num(nan=LAST), LAST)
 
     def truncate(self, length: int) -> None:
         self.places.truncate(length)
@@ -199,7 +203,7 @@ def state_before(hidden: Tensor, j: Tensor, m: int) -> Tensor:
     m = 1: H_{j−1}. For j = 0, which has no past, the value is arbitrary. Source: equation 3,
     appendix B.2.
     """
-    back = (j[:, None] - torch.arange(1, m + 1, device=j.device)).to(hidden.device)
+    back = j[:, None] - torch.arange(1, m + 1, device=j.device)
     if m == 1:
         return hidden.index_select(0, back[:, 0].clamp_min(0)).float()
     inside = (back >= 0)[..., None]
