@@ -94,12 +94,12 @@ def random_prompts(vocab: int) -> list[list[int]]:
 
 @cache
 def texts(folder: str) -> list[list[int]]:
-    """64 requests to copy and change a list."""
+    """24 requests to copy and change a list."""
     tokenizer = read_tokenizer(folder, {})
     things = ["apples", "bread", "cheese", "dates", "eggs", "flour", "grapes", "honey", "jam",
               "kale"]  # fmt: skip
     made = []
-    for n in range(64):
+    for n in range(24):
         listed = "\n".join(f"- {1 + (n * i) % 9} {things[(n + i) % 10]}" for i in range(1, 7))
         asked = f"Write this shopping list again, with {n + 2} pears added at its end:\n{listed}"
         message = [{"role": "user", "content": asked}]
@@ -109,11 +109,12 @@ def texts(folder: str) -> list[list[int]]:
 
 
 class Vllm:
-    """Runs jobs, each in a process of its own."""
+    """Runs jobs, each in a process of its own, and each once."""
 
     def __init__(self, python: str, variables: dict[str, str], model: str, prompts: Any) -> None:
         self.python, self.variables = python, variables
         self.model, self.prompts = model, prompts
+        self.done: dict[str, Any] = {}
         self.plain = self.run(None, logprobs=2)
 
     def run(self, drafter: str | None, options: Any = (), llm: Any = (), **job: Any) -> Any:
@@ -128,14 +129,18 @@ class Vllm:
             "llm": settings | dict(llm), "prompts": self.prompts, "max_tokens": TOKENS,
             **({} if parallel else {"one_process": True}), **job,
         }  # fmt: skip
+        asked = json.dumps(whole)
+        if asked in self.done:
+            return self.done[asked]
         env = self.variables | ({} if parallel else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
         done = subprocess.run(
             [self.python, "-W", "ignore", str(ROOT / "benchmarks" / "vllm_session.py")],
-            input=json.dumps(whole), env=env, capture_output=True, text=True,
+            input=asked, env=env, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-2000:]
         made = next(line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
-        return json.loads(made) | {"log": done.stdout + done.stderr}
+        self.done[asked] = json.loads(made) | {"log": done.stdout + done.stderr}
+        return self.done[asked]
 
     def same(self, answers: Any, left_out: Any = ()) -> int:
         """Assert that answers are those without drafts; how many part at a near-tie."""
@@ -245,8 +250,8 @@ def test_predictions_come_by_extra_args(on_small: Vllm) -> None:
 
 def test_a_real_model_answers_the_same(on_smollm2: Vllm) -> None:
     found = on_smollm2.run("auto")
-    assert on_smollm2.same(found["answers"][0]) <= 3
-    assert found["stats"]["accepted"] > 800
+    assert on_smollm2.same(found["answers"][0]) <= 2
+    assert found["stats"]["accepted"] > 300
 
 
 def test_a_small_model_drafts_in_its_own_tokens(on_smollm2: Vllm) -> None:

@@ -111,7 +111,7 @@ def test_every_answer_is_the_one_it_has_alone(requests: int, drafter: str, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "requests"), [("edit-7m", 40), ("smollm2", 20)])
+@pytest.mark.parametrize(("model", "requests"), [("edit-7m", 40), ("smollm2", 8)])
 def test_a_served_model_answers_many_as_it_answers_one(
     model: str, requests: int, request: pytest.FixtureRequest
 ) -> None:
