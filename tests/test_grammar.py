@@ -85,6 +85,7 @@ def test_answers_fit_and_are_the_same_with_every_drafter(
         assert engine.generate("hello world", drafter=drafter, **options).tokens == plain.tokens
 
 
+@pytest.mark.slow
 def test_a_batch_gives_what_each_gives_alone(engine: Engine) -> None:
     prompts = ["hello world", "def foo(x): return"]
     options: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 200}

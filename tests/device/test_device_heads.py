@@ -12,9 +12,10 @@ from transformers import AutoModelForCausalLM
 from architectures import VOCAB, build
 from draftsmith.engine.engine import Engine
 from heads import random_head, save, save_with_module
+from tiers import slow_after
 
 LAYERS = (1, 3, 4)
-HEADS = ["eagle3(model=HEAD, sample=True)", "auto(head=eagle3(model=HEAD))"]
+HEADS = ["auto(head=eagle3(model=HEAD))", "eagle3(model=HEAD, sample=True)"]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def engines_of(model: Any, there: Any) -> Both:
     return Both(Engine.from_pretrained(model), Engine.from_pretrained(there))
 
 
-@pytest.mark.parametrize("drafter", HEADS)
+@pytest.mark.parametrize("drafter", slow_after(1, HEADS))
 @pytest.mark.parametrize("name", ["llama", "falcon"])
 def test_a_head_beside_a_target_on_the_device(
     device: str, head: str, name: str, drafter: str
@@ -45,7 +46,7 @@ def test_a_head_beside_a_target_on_the_device(
         asked(engines_of(model, on(device, model)), drafter.replace("HEAD", head))
 
 
-@pytest.mark.parametrize("drafter", HEADS)
+@pytest.mark.parametrize("drafter", slow_after(1, HEADS))
 def test_a_head_over_a_device_map(device: str, second: str, head: str, drafter: str) -> None:
     """The layers that it reads are on both devices."""
     model = build("llama", num_hidden_layers=5)

@@ -39,6 +39,9 @@ from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
 from draftsmith.text.grammar import Grammar
 
+FEW = ["none", "auto", "pld_plus", "spectra(N=3, W=4, G=4)", "sdsat(k=3)",
+       "draft_model(model=FOLDER, tokens=3)"]  # fmt: skip
+
 
 def test_every_registered_drafter_is_tried() -> None:
     tried = {part.split("(")[0] for drafter in DRAFTERS for part in drafter.split("+")}
@@ -46,7 +49,9 @@ def test_every_registered_drafter_is_tried() -> None:
     assert tried | elsewhere == {n for n in names() if lookup(n).__module__.startswith("draftsm")}
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "drafter", [d if d in FEW else pytest.param(d, marks=pytest.mark.slow) for d in DRAFTERS]
+)
 def test_every_drafter(engines: Both, folder: Path, drafter: str) -> None:
     """Greedy, sampled and in a batch; with a fixed budget, since clocks decide about others."""
     options = {"drafter": named(drafter, folder), "max_new_tokens": 14, "budget": 8}

@@ -25,6 +25,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.errors import DraftsmithError, LoadError, OptionError, UnsupportedError
 from draftsmith.model.runner import Runner
 from replica import contents
+from tiers import slow_after
 
 TEXTS = [
     "def foo(x): return x + 1",
@@ -296,7 +297,7 @@ def test_text_needs_no_quotes(typed: str, model: str) -> None:
 
 @pytest.mark.parametrize(("name", "copier"), [("shallower", Parrot), ("tli", LongestMatch)])
 @pytest.mark.parametrize("after_copies", [False, True], ids=["alone", "after copies"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", slow_after(1, [1.0, 0.0]))
 def test_the_drafters_cache_equals_a_fresh_prefill(
     name: str,
     copier: type[Drafter],

@@ -139,6 +139,7 @@ def test_reproducible_output_depends_on_the_seed_alone(name: str, algorithm: str
         assert len(answers) == 1
 
 
+@pytest.mark.slow
 def test_acceptance_of_the_reproducible_mode() -> None:
     """The loop accepts as often as the formula says, and always if both models are the same."""
     target = ToyTarget(3, lambda _key: torch.tensor([0.5, 0.3, 0.2]))

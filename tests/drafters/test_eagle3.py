@@ -22,6 +22,7 @@ from draftsmith.lab.train.unpickle import unpickle
 from draftsmith.testing import check_drafter
 from heads import Plainly, random_head, save
 from replica import contents
+from tiers import slow_after
 
 LAYERS = (1, 3, 4)
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -85,15 +86,15 @@ def check_drafts(
 
 SHAPES: list[dict[str, Any]] = [
     {"flat": True},
-    {"flat": True, "norm_before_residual": True},
-    {"flat": False, "q_norm": True, "norm_output": True},
     {"flat": False, "norm_before_fc": True, "norm_before_residual": True, "layers": 2},
+    {"flat": False, "q_norm": True, "norm_output": True},
+    {"flat": True, "norm_before_residual": True},
     {"flat": False, "fc_norm": True, "norm_output": True, "known": VOCAB},
 ]
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", slow_after(3, SHAPES), ids=str)
 def test_drafts_are_those_of_the_definition(
     name: str, shape: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -153,7 +154,7 @@ def test_its_keys_are_those_of_a_fresh_head(folder: str) -> None:
     assert checked > 30
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "falcon"])
+@pytest.mark.parametrize("name", slow_after(1, ["llama", "deepseek_v3", "falcon"]))
 def test_nothing_is_lost(name: str, folder: str) -> None:
     """Greedy and sampled, several answers together, whatever drafts the target can verify."""
     engine = Engine.from_pretrained(target(name))
@@ -197,6 +198,7 @@ def test_chats_and_answers_that_are_broken_off(folder: str) -> None:
     same_answers(engine, ["hello"], f"eagle3(model={other})", **options)
 
 
+@pytest.mark.slow
 def test_exact_passes_read_a_head_beside_them(folder: str) -> None:
     """Half precision, where the width of a pass decides its rounding unless passes are exact."""
     engine = Engine.from_pretrained(target().to(torch.bfloat16), exact=True)

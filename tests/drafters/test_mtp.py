@@ -24,7 +24,7 @@ def engine_of(folder: Path) -> Engine:
 
 CASES = [
     ("qwen2", "mimo"),
-    ("deepseek_v3", "deepseek"),
+    pytest.param(("deepseek_v3", "deepseek"), marks=pytest.mark.slow),
     pytest.param(("qwen3_next", "qwen"), marks=pytest.mark.slow),
     ("qwen3_5_text", "qwen"),
 ]

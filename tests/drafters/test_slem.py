@@ -70,6 +70,7 @@ def test_a_tokenizer_that_rewrites_its_input() -> None:
     assert beyond(vocabulary, b"a ", b"b") == [3, 1]
 
 
+@pytest.mark.slow
 def test_drafts_written_by_real_tokenizers(shared_data: Path) -> None:
     """Cut anywhere, what an injective target writes beyond the cut is the rest of the text."""
     tables, data = vocabularies(shared_data), HARD.encode()

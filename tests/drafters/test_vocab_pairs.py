@@ -28,8 +28,9 @@ from draftsmith.drafters.draft_model.draft_model import ALGORITHMS, BoundDraftMo
 from draftsmith.engine.engine import Engine
 from draftsmith.testing import ToyTarget
 from draftsmith.text.vocab import Vocabulary, complete
+from tiers import slow_after
 
-TOKENIZERS = {"gpt2": "gpt2", "qwen2": "qwen2", "llama2": "llama2", "t5": "t5-small"}
+TOKENIZERS = {"llama2": "llama2", "gpt2": "gpt2", "qwen2": "qwen2", "t5": "t5-small"}
 
 TOKENS = 3
 """Most tokens per draft."""
@@ -196,9 +197,7 @@ def check(
 MODELS = ["edit-bytes slem", "edit-bytes slrs", "edit-bytes tli", "edit-1m slem", "edit-1m tli"]
 
 
-@pytest.mark.parametrize(
-    "name", [*MODELS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[2:])]
-)
+@pytest.mark.parametrize("name", slow_after(2, MODELS))
 def test_greedy_answers_with_a_real_draft_model(name: str) -> None:
     target = "edit-7m" if name in MODELS[:2] else "stories260K"
     model, algorithm = name.split()
@@ -211,7 +210,7 @@ MANY = int(os.environ.get("DRAFTSMITH_PROMPTS", "20"))
 
 
 @pytest.mark.parametrize("target", [pytest.param("edit-7m", marks=pytest.mark.slow), "stories260K"])
-@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("name", slow_after(1, TOKENIZERS))
 def test_an_oracle_in_other_words(target: str, name: str) -> None:
     """An oracle of answers that go on for a draft beyond those it is asked for."""
     table = Vocabulary.of(load(target).model.tokenizer)

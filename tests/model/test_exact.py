@@ -211,6 +211,7 @@ def changing(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return linear(x, weight, bias) * (1 + more)
 
 
+@pytest.mark.slow
 def test_products_of_many_rows_are_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.functional, "linear", torch.ops.test_exact.linear.default)
     monkeypatch.setattr(widths, "_GROUP", 8)
@@ -268,6 +269,7 @@ def test_answers_in_half_precision_are_plain_ones(name: str) -> None:
         assert accepted
 
 
+@pytest.mark.slow
 def test_prefixes_and_threads_change_nothing() -> None:
     """The second request of each pair finds most of its prompt computed."""
     text = prompt(LONG, 4)

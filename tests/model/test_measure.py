@@ -14,6 +14,7 @@ from draftsmith.model import dtype as dtypes
 from draftsmith.model import measure
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
+from tiers import slow_after
 
 
 def saved(folder: Path, dtype: torch.dtype) -> Path:
@@ -31,7 +32,7 @@ def computes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return bool(request.param)
 
 
-@pytest.mark.parametrize("own", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("own", slow_after(1, [torch.bfloat16, torch.float16, torch.float32]))
 def test_a_model_gets_the_checkpoints_dtype_if_the_processor_computes_in_it(
     tmp_path: Path, computes: bool, own: torch.dtype
 ) -> None:

@@ -25,6 +25,7 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.registered import NAME, configurations, our_attention, own_name
 from draftsmith.model.runner import Runner
 from replica import fresh
+from tiers import slow_after
 
 IDS = torch.tensor([prompt(9)])
 
@@ -103,7 +104,7 @@ def beside(*targets: Callable[[], None]) -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("name", slow_after(1, ["llama", "gpt2", "gemma2"]))
 def test_plain_forwards_in_other_threads_stay_plain(name: str) -> None:
     model = build(name, "eager")
     config, expected = model.config, logits(model)

@@ -23,6 +23,7 @@ from draftsmith.model.probe import with_store
 from draftsmith.model.runner import Runner
 from frozen import Frozen, freeze, unable
 from replica import check_step, fresh, loaded, random_draft
+from tiers import slow_after
 
 IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8] * 3
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -53,7 +54,7 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     return seen
 
 
-@pytest.mark.parametrize("name", sorted(TREES.keys() & FEW))
+@pytest.mark.parametrize("name", slow_after(1, sorted(TREES.keys() & FEW)))
 def test_replays_answer_as_packed_passes_do(
     name: str, monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int, int]]
 ) -> None:

@@ -15,6 +15,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, PromptError
 from draftsmith.model.load import load
 from draftsmith.text.tokenizer import render_chat
+from tiers import slow_after
 
 TRIMMING = tiny.TEMPLATE.replace("m['content']", "m['content'] | trim")
 THINKING = (
@@ -35,7 +36,9 @@ def client() -> Iterator[TestClient]:
         yield made
 
 
-@pytest.mark.parametrize("template", [tiny.TEMPLATE, TRIMMING, THINKING], ids=["", "trim", "think"])
+@pytest.mark.parametrize(
+    "template", slow_after(2, [TRIMMING, THINKING, tiny.TEMPLATE]), ids=["trim", "think", ""]
+)
 def test_s2_the_last_message_is_continued_with_its_white_space(template: str) -> None:
     with templated(template) as client:
         for text in TEXTS:

@@ -28,6 +28,7 @@ from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.lab.bench.templates import TEMPLATES
 from draftsmith.lab.corpus.index import write_index
 from draftsmith.lab.lines import Finished
+from tiers import slow_after
 
 call = partial(command.call, "bench")
 CHAT = [{"role": "user", "content": "Hello"}]
@@ -38,7 +39,7 @@ def engine() -> Engine:
     return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
 
 
-@pytest.mark.parametrize("budget", ["drafter", 5])
+@pytest.mark.parametrize("budget", slow_after(1, ["drafter", 5]))
 @pytest.mark.parametrize(
     "spec",
     ["none", "copyspec", "copyspec(gamma=1)", "prompt_lookup", "longest_match",

@@ -107,6 +107,7 @@ def test_a_trained_head_drafts_what_its_target_says(
     assert found.stats.drafted > 20
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_with_a_head_and_other_texts(
     model: str, texts: Texts, tmp_path: Path
 ) -> None:
