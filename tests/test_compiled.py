@@ -65,6 +65,17 @@ def test_a_cached_file_that_was_cut_off_is_made_anew(doubling: Path) -> None:
         assert file.stat().st_size == len(whole)
 
 
+def test_versions_of_numba_keep_their_own_files(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
+    for version, hits in (("0.1", 0), ("0.2", 0), ("0.1", 1)):
+        monkeypatch.setattr("numba.__version__", version)
+        double = compiled.compiled(twice)
+        assert double(21) == 42
+        assert sum(double.stats.cache_hits.values()) == hits
+
+
 def test_a_disk_that_is_full_or_read_only_fails_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

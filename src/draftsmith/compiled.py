@@ -1,7 +1,8 @@
 """Functions that numba compiles at their first call and caches on disk.
 
-Plain `numba.njit(cache=True)` has two gaps: it does not notice changes of functions in other files
-that were compiled into this one, and it fails if the cache is not writable or truncated.
+Plain `numba.njit(cache=True)` has three gaps: it does not notice changes of functions in other
+files that were compiled into this one; it fails if the cache is not writable or truncated; and two
+versions of numba that share a checkout replace each other's files, so that each compiles anew.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 import numba
 from numba.core import event
-from numba.core.caching import FunctionCache
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.dispatcher import Dispatcher
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -51,11 +52,21 @@ def compiling() -> float:
     return _timer.duration if _timer.done else 0.0
 
 
+class _Files(CompileResultCacheImpl):  # type: ignore[misc]
+    """Names of files that include numba's version."""
+
+    @property
+    def filename_base(self) -> str:
+        return f"{super().filename_base}.numba-{numba.__version__}"
+
+
 class _Cache(FunctionCache):  # type: ignore[misc]
     """Cache with a key that includes all functions that the code was compiled from.
 
     Code that cannot be read or written (a full disk, a truncated file) is compiled again.
     """
+
+    _impl_class = _Files
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
