@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -108,12 +109,48 @@ def texts(folder: str) -> list[list[int]]:
     return made
 
 
-class Vllm:
-    """Runs jobs, each in a process of its own, and each once."""
+class Jobs:
+    """A process that runs jobs in forks of itself (tests/vllm_jobs.py)."""
 
-    def __init__(self, python: str, variables: dict[str, str], model: str, prompts: Any) -> None:
-        self.python, self.variables = python, variables
-        self.model, self.prompts = model, prompts
+    def __init__(self, python: str, variables: dict[str, str], folder: Path) -> None:
+        self._result, self._log = folder / "result", folder / "log"
+        self._process = subprocess.Popen(
+            [python, "-W", "ignore", str(ROOT / "tests" / "vllm_jobs.py")],
+            env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, job: dict[str, Any]) -> dict[str, Any]:
+        files = {"result": str(self._result), "log": str(self._log)}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(job | files), file=self._process.stdin, flush=True)
+        status = self._process.stdout.readline()
+        log = self._log.read_text(encoding="utf-8") if self._log.exists() else ""
+        assert status == "0\n", log[-8000:]
+        found: dict[str, Any] = json.loads(self._result.read_text(encoding="utf-8"))
+        return found | {"log": log}
+
+    def close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def jobs(
+    python: str, variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Jobs]:
+    made = Jobs(python, variables, tmp_path_factory.mktemp("jobs"))
+    yield made
+    made.close()
+
+
+class Vllm:
+    """A model and its prompts. Each job over them is run once."""
+
+    def __init__(self, jobs: Jobs, model: str, prompts: Any) -> None:
+        self.jobs, self.model, self.prompts = jobs, model, prompts
         self.done: dict[str, Any] = {}
         self.plain = self.run(None, logprobs=2)
 
@@ -129,17 +166,10 @@ class Vllm:
             "llm": settings | dict(llm), "prompts": self.prompts, "max_tokens": TOKENS,
             **({} if parallel else {"one_process": True}), **job,
         }  # fmt: skip
+        whole["environment"] = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if parallel else "0"}
         asked = json.dumps(whole)
-        if asked in self.done:
-            return self.done[asked]
-        env = self.variables | ({} if parallel else {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
-        done = subprocess.run(
-            [self.python, "-W", "ignore", str(ROOT / "benchmarks" / "vllm_session.py")],
-            input=asked, env=env, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-2000:]
-        made = next(line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
-        self.done[asked] = json.loads(made) | {"log": done.stdout + done.stderr}
+        if asked not in self.done:
+            self.done[asked] = self.jobs.run(whole)
         return self.done[asked]
 
     def same(self, answers: Any, left_out: Any = ()) -> int:
@@ -169,14 +199,14 @@ def speculation(drafter: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def on_small(python: str, variables: dict[str, str], small: str) -> Vllm:
-    return Vllm(python, variables, small, random_prompts(len(tiny.tokenizer())))
+def on_small(jobs: Jobs, small: str) -> Vllm:
+    return Vllm(jobs, small, random_prompts(len(tiny.tokenizer())))
 
 
 @pytest.fixture(scope="session")
-def on_smollm2(python: str, variables: dict[str, str], smollm2: str) -> Vllm:
+def on_smollm2(jobs: Jobs, smollm2: str) -> Vllm:
     folder = folder_of(smollm2)
-    return Vllm(python, variables, folder, texts(folder))
+    return Vllm(jobs, folder, texts(folder))
 
 
 @pytest.mark.parametrize("drafter", ["copyspec", "spectra(pool=False)", "auto"])
@@ -262,11 +292,11 @@ def test_a_small_model_drafts_in_its_own_tokens(on_smollm2: Vllm) -> None:
 
 
 def test_vllm_serve_as_a_user_starts_it(
-    on_smollm2: Vllm, variables: dict[str, str], tmp_path: Path
+    on_smollm2: Vllm, python: str, variables: dict[str, str], tmp_path: Path
 ) -> None:
     port, made = free_port(), speculation("auto")
     command = [
-        on_smollm2.python, "-m", "vllm.entrypoints.openai.api_server", "--model", on_smollm2.model,
+        python, "-m", "vllm.entrypoints.openai.api_server", "--model", on_smollm2.model,
         "--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-model-len", "512",
         "--speculative-config", json.dumps(made["speculative_config"]),
         "--additional-config", json.dumps(made["additional_config"]),
