@@ -52,7 +52,6 @@ from draftsmith.server import run as server_run
 from draftsmith.text.repetition import looping, lost_lines, repeated_lines, surroundings
 
 BEFORE = "def foo(x):\n    return x + 1\n\n\ndef bar(x):\n    return foo(x)\n"
-BUILTIN_THERE = "edit-7m" in builtin.names()
 
 
 def save(folder: Path, *, template: bool = True, tokenizer: bool = True, **config: Any) -> str:

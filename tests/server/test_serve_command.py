@@ -93,16 +93,3 @@ def test_the_first_answer_waits_for_nothing_that_others_do_not() -> None:
         "assert compiling() == before\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.slow
-def test_draftsmith_needs_nothing_of_the_extra() -> None:
-    code = (
-        "import sys\n"
-        "for name in ('fastapi', 'uvicorn', 'pydantic', 'sse_starlette', 'prometheus_client'):\n"
-        "    sys.modules[name] = None\n"
-        "import draftsmith, draftsmith.cli\n"
-        "from draftsmith import Engine\n"
-        "from draftsmith.server.settings import Settings\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
