@@ -197,6 +197,19 @@ def test_every_example_runs_is_quoted_or_says_why_not(page: Path) -> None:
         assert excuse or re.match(r"# [a-z0-9_/]+\.py: [\w.]+\n", block), block
 
 
+def test_the_page_of_spectra_quotes_its_source() -> None:
+    """Parts of functions, each with less indentation."""
+
+    def flat(code: str) -> str:
+        return "\n".join(re.sub(r"  # noqa: \w+$", "", line).strip() for line in code.splitlines())
+
+    source = (ROOT / "src" / "draftsmith" / "drafters").glob("spectra*.py")
+    whole = flat("\n".join(path.read_text(encoding="utf-8") for path in source))
+    page = (DOCS / "algorithms" / "spectra.md").read_text(encoding="utf-8")
+    for _, block in PYTHON.findall(page):
+        assert flat(block) in whole, block
+
+
 # ---------------------------------------------------------------------------------- links
 
 

@@ -82,7 +82,7 @@ def test_some_drafters_wait_at_most_once_more(device: str, drafter: str) -> None
     """For the scores of earlier positions, or for logits below the highest."""
     passes, waits = per_pass(engine(device, 2), IDS, drafter=drafter, budget=16)
     assert {why for why, _ in waits} == {"copy to the host"}
-    assert passes <= waits.total() <= 2 * passes
+    assert passes <= waits.total() <= (1 if drafter == "lookahead" else 2) * passes
 
 
 # ------------------------------------------------------------------------------------- kernels

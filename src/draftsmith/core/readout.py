@@ -39,7 +39,7 @@ def read(
     On a CPU `highest` stays None: a drafter reads logits there when it needs them. Choices that the
     target has computed are replaced or dropped if a sequence does not take the best logits.
     """
-    found = _own(sequences, drafts, outputs)
+    found = _rechosen(sequences, drafts, outputs)
     unread = [i for i, o in enumerate(outputs) if o.finite and o.choices is None and len(o.logits)]
     rows = [(sequences[i], drafts[i], outputs[i].logits) for i in unread]
     on_cpu = all(logits.device.type == "cpu" for _, _, logits in rows)
@@ -48,7 +48,7 @@ def read(
     return found
 
 
-def _own(
+def _rechosen(
     sequences: abc.Sequence[Sequence],
     drafts: abc.Sequence[Draft],
     outputs: abc.Sequence[RowOutput],
@@ -80,9 +80,9 @@ def _choices(sequence: Sequence, draft: Draft, logits: Tensor) -> Tensor | None:
     distribution, sampler = sequence.distribution, sequence.sampler
     if distribution.picks_best:
         return distribution.best(logits)
-    lazy = distribution.lazy or distribution.greedy or bool(draft.proposals)
+    one_by_one = distribution.lazy or distribution.greedy or bool(draft.proposals)
     # On a CPU it costs less to compute only the distributions at accepted nodes.
-    if lazy or not sampler.predicts or logits.device.type == "cpu":
+    if one_by_one or not sampler.predicts or logits.device.type == "cpu":
         return None
     draws = (0, *draft.tree_depths())[: 1 + draft.size]
     probs = distribution.scores(None, logits[: len(draws)]).softmax(-1)

@@ -1,6 +1,7 @@
 """The target's distribution at one node, and draws from it.
 
-Scores have shape (1, V), as in transformers, so that our processors and theirs can be mixed.
+Scores have shape (1, V), as in transformers, so that our processors and theirs can be mixed. Those
+that read no prefix may get scores (N, V) of several nodes, and None for the ids.
 """
 
 from __future__ import annotations
@@ -410,8 +411,7 @@ class TorchSampler(Sampler):
         while len(self._noise) <= max(draws):
             self._noise.append(torch.empty_like(probs[0]).exponential_(generator=self.generator))
         # Not by an index: the host would wait for its copy to the device.
-        pairs = zip(probs, draws, strict=True)
-        return torch.stack([p / self._noise[n] for p, n in pairs]).argmax(-1)
+        return (probs / torch.stack([self._noise[n] for n in draws])).argmax(-1)
 
     def skip(self, count: int) -> None:
         for _ in range(count):
@@ -446,17 +446,6 @@ class Gumbel(Sampler):
         noise = self.noise(self.draws, len(p))
         self.draws += 1
         return int((p.log() + noise.to(p)).argmax())
-
-    @property
-    def predicts(self) -> bool:
-        return True
-
-    def predict(self, probs: Tensor, draws: Sequence[int]) -> Tensor:
-        noise = {n: self.noise(self.draws + n, probs.shape[-1]) for n in set(draws)}
-        return (probs.log() + torch.stack([noise[n] for n in draws]).to(probs)).argmax(-1)
-
-    def skip(self, count: int) -> None:
-        self.draws += count
 
     def accept(self, ratio: float) -> bool:
         self._accepts += 1

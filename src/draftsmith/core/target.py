@@ -113,12 +113,12 @@ class RowOutput:
     logits: Tensor
     """(1+n+m, V); row 0 follows the root, row 1+i follows node i. (0, V): the root was not read."""
     choices: Sequence[int] | None = None
-    """(1+n) arg-max of each row of logits; None if the target has not computed it. After
-    `readout.read`, the sequence's next tokens; None if they are chosen one by one."""
+    """(1+n) arg-max after the root and each draft node; None if the target has not computed it.
+    After `readout.read`, the sequence's next tokens; None if they are chosen one by one."""
     finite: bool = True
     """False if a draft token overflowed the model, so that all logits are invalid."""
     highest: Highest | None = None
-    """The highest logits of each row of logits; None where `logits` can be read without a wait."""
+    """The highest logits of each row of logits; None if they were not read, as on a CPU."""
 
     def first(self, count: int) -> RowOutput:
         """Return the output of the first `count` positions."""
