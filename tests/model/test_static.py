@@ -23,6 +23,7 @@ from draftsmith.model.probe import with_store
 from draftsmith.model.runner import Runner
 from frozen import Frozen, freeze, unable
 from replica import check_step, fresh, loaded, random_draft
+from scripted import oracle
 from tiers import slow_after
 
 IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8] * 3
@@ -158,6 +159,46 @@ def test_passes_that_would_be_too_wide_are_packed(
     one, other = (engine.generate([IDS, prompt(30), prompt(9)], **options) for engine in pair)
     assert [r.tokens for r in one] == [r.tokens for r in other]
     assert max(places * width for places, width, _ in shapes) == 16
+
+
+@pytest.mark.failing_passes
+def test_without_memory_for_a_larger_place_a_row_goes_on_in_its_own(
+    monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, int, int]]
+) -> None:
+    monkeypatch.setattr(static, "LEAST_SLOTS", 64)
+    live, own, asked = build("llama", eos_token_id=None), static.Buffer, list[int]()
+    plain = Engine(live, store="packed").generate(IDS, max_new_tokens=60).tokens
+    engine = Engine(live, store="static")
+
+    def scarce(parts: Any, capacity: int, places: int) -> Any:
+        asked.append(capacity)
+        if asked.count(128) in (1, 2):
+            raise torch.OutOfMemoryError("no memory")
+        return own(parts, capacity, places)
+
+    monkeypatch.setattr(static, "Buffer", scarce)
+    shapes.clear()
+    answer = engine.generate(IDS, drafter=oracle(plain), budget=15, max_new_tokens=60)
+    assert answer.tokens == plain
+    assert (asked, answer.stats.failed_passes) == ([128, 128, 128], 1)
+    assert [width for _, width, slots in shapes if slots == 64] == [16, 16, 1]
+
+
+def test_the_padding_of_absent_rows_spoils_none_of_them() -> None:
+    """Padding is token 0, whose state is not finite here."""
+    live = build("llama")
+    with torch.no_grad():
+        live.get_input_embeddings().weight[0] = torch.inf
+    runner, ids = Runner(fixed(load(live))), [prompt(12, seed=seed) for seed in range(2)]
+    rows = [runner.open(one) for one in ids]
+    for row in rows:
+        runner.prefill(row)
+    for members in ([0, 1], [1], [0]):
+        outputs = runner.forward([rows[i] for i in members], [EMPTY] * len(members))
+        for i, found in zip(members, outputs, strict=True):
+            torch.testing.assert_close(found.logits[-1], fresh(live, ids[i]), atol=1e-5, rtol=0)
+            ids[i].append(7)
+            runner.commit([rows[i]], [[]], [[7]])
 
 
 def test_a_row_is_shortened_and_goes_on() -> None:

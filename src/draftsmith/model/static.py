@@ -230,10 +230,11 @@ class StaticStore(PackedStore):
             numbers = numbers.to("cpu", copy=True)
         if taps is not None:
             taps.hidden.update(zip(layers, states, strict=True))
+        for place, usable in enumerate(numbers[:, 0].view(count, width).all(-1).tolist()):
+            buffer.stale[place] |= not usable  # also by the padding of a row that has no part
         found = {}
         for row, span in spans.items():
             first = firsts[row]
-            buffer.stale[places[row]] = not bool(numbers[first : first + width, 0].all())
             own = slice(first + span.pending - 1, first + span.width)
             finite, choices, highest = unpacked(numbers[own], span.draft)
             found[row] = RowOutput(logits[own], choices, finite, highest)
@@ -302,9 +303,10 @@ class StaticStore(PackedStore):
         """Move a row to a buffer with `end` positions if it is in none."""
         if row in self._places:
             buffer, place = self._places[row]
-            if row.state is buffer.slots[place] and end <= buffer.capacity:
+            if row.state is not buffer.slots[place]:
+                self._release(row)
+            elif end <= buffer.capacity:
                 return
-        self._release(row)
         kind = self._capacity(end), *kinds(row.state)
         alike = [buffer for buffer in self._buffers() if buffer.kind == kind]
         free = [buffer for buffer in alike if None in buffer.rows]
@@ -317,6 +319,8 @@ class StaticStore(PackedStore):
             buffer = self._graphs.free.pop(kind, None) or self._new(row, kind[0], 1)
         place = buffer.rows.index(None)
         buffer.put(row, place)
+        # Only now, so that a row is still complete if there was no memory for a larger place.
+        self._release(row)
         self._places[row] = buffer, place
 
     def _move(self, old: Buffer, new: Buffer) -> None:
