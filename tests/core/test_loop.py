@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import abc
 from collections.abc import Hashable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import draftsmith.testing
 from draftsmith.core import loop
@@ -20,6 +22,7 @@ from draftsmith.core.loop import propose, start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.sequence import Sequence, Stalls, end_rule
 from draftsmith.core.target import RowOutput
+from draftsmith.drafters.registry import parse
 from draftsmith.errors import DrafterError, DrafterStalled
 from draftsmith.testing import Scripted, ToyRow, ToyTarget, check_distribution, decode, plain
 from scripted import oracle, random_trees
@@ -187,6 +190,34 @@ def test_guesses_that_overflow_are_followed_one_by_one() -> None:
             stats = sequence.stats
             wasted = stats.passes + stats.accepted - stats.tokens
             assert 0 < wasted < 60, "what it cost is counted"
+
+
+class Scarce(ToyTarget):
+    """Has no memory for two rows together, nor while an earlier try is still held."""
+
+    held: weakref.ref[Tensor] | None = None
+
+    def forward(self, rows: Any, drafts: Any, takes: Any = None) -> list[RowOutput]:
+        made = torch.zeros(9)
+        if self.held is not None and self.held() is not None:
+            raise torch.OutOfMemoryError("what was tried before is still held")
+        if len(rows) > 1:
+            self.held = weakref.ref(made)
+            raise torch.OutOfMemoryError("no memory for two")
+        return super().forward(rows, drafts, takes)
+
+
+@pytest.mark.failing_passes
+def test_a_row_that_is_left_out_holds_nothing_of_the_pass() -> None:
+    target = Scarce(11)
+    sequences = [sequence_of(ids, parse("none"), 5) for ids in ([1, 2], [3, 4])]
+    for sequence in sequences:
+        start(sequence, target)
+    step(sequences, target)
+    assert sequences[0].error is None
+    assert sequences[0].generated == 1
+    assert "no memory for two" in str(sequences[1].error)
+    assert "in forward" in sequences[1].error.__notes__[0]  # type: ignore[union-attr]
 
 
 def test_guesses_that_do_not_pay_stay_out_of_the_pass_and_samples_never() -> None:

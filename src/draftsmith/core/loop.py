@@ -23,7 +23,7 @@ from draftsmith.core.cost import PRIOR_SLOPE, CostCurve, on_curve
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Drafter, Outcome
 from draftsmith.core.readout import read
-from draftsmith.core.sequence import DRAFTER_FAILED, TOGETHER, Sequence
+from draftsmith.core.sequence import DRAFTER_FAILED, TOGETHER, Sequence, without_frames
 from draftsmith.core.stats import TARGET, guesses
 from draftsmith.core.target import MOST_BESIDE_DRAFT, Row, RowOutput, Target, ahead
 from draftsmith.core.verify import Verification, verify, verify_choices
@@ -291,7 +291,7 @@ def forward(
                     sequence.pass_failed(SMALLER, error)
             else:
                 last = sequences[members.pop()]
-                last.fail(error)
+                last.fail(without_frames(error))  # else what it holds is missing for the others
                 target.close(last.row)
                 last.row = None
             continue

@@ -192,9 +192,7 @@ class Sequence:
     def disable_drafter(self, error: Exception) -> None:
         """Disable the drafter after `error`; the sequence decodes plainly from here on."""
         self.stats.drafter_failures += 1
-        if error.__traceback__ is not None:  # as text: the frames hold tensors
-            error.add_note("".join(format_tb(error.__traceback__)))
-        self.drafter_error = error.with_traceback(None)
+        self.drafter_error = without_frames(error)
         self.note(DRAFTER_FAILED, error)
         self.budget = FixedBudget(0)
         self.close_drafter()
@@ -259,3 +257,10 @@ class Sequence:
         for position, node in enumerate(verification.nodes, first):
             if node is not None and draft.origins[node] >= 0:
                 self.origins[position] = draft.origins[node]
+
+
+def without_frames(error: Exception) -> Exception:
+    """Keep the traceback as a note only: its frames hold the tensors of the pass."""
+    if error.__traceback__ is not None:
+        error.add_note("".join(format_tb(error.__traceback__)))
+    return error.with_traceback(None)
