@@ -49,7 +49,11 @@ def doubling(tmp_path: Path) -> Path:
 def test_a_change_in_another_file_is_noticed(doubling: Path) -> None:
     assert [run(doubling), run(doubling)] == ["42 0\n", "42 1\n"]
     other = doubling.with_name("factors.py")
-    for old, new, found in (("= 2", "= 3", "63 0\n"), ("* number", "* number + 1", "64 0\n")):
+    for old, new, found in (
+        ("= 2", "= 3", "63 0\n"),
+        ("* number", "* number + 1", "64 0\n"),
+        ("inner", "inlined", "64 0\n"),
+    ):
         other.write_text(other.read_text().replace(old, new))
         assert run(doubling) == found
 

@@ -85,20 +85,21 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
 
 def digest(function: FunctionType) -> str:
-    """Return a digest of the bytecode and constants of a function and the ones it calls."""
+    """Return a digest of the bytecode, constants and options of a function and those it calls."""
     found: dict[FunctionType, list[Any]] = {}
 
-    def visit(one: FunctionType) -> None:
+    def visit(one: FunctionType, options: dict[str, Any]) -> None:
         if one in found:
             return
         code = one.__code__
         found[one] = [code.co_code, code.co_consts, code.co_names, code.co_varnames]
+        found[one] += sorted((name, repr(value)) for name, value in options.items())
         for name in code.co_names:
             value = one.__globals__.get(name)
             if isinstance(value, Dispatcher):
-                visit(value.py_func)
+                visit(value.py_func, value.targetoptions)
             elif isinstance(value, int | float | str | tuple):
                 found[one].append(value)
 
-    visit(function)
+    visit(function, OPTIONS)
     return sha256(repr([*found.values()]).encode()).hexdigest()

@@ -30,7 +30,7 @@ LAST = float("-inf")
 """Score of the first position, which has no past."""
 
 AT_ONCE = 64
-"""Candidates compared at a time; those that fit a processor's cache are compared much faster."""
+"""Candidates compared at a time on a CPU, whose cache they fit: that is much faster."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -180,7 +180,7 @@ class _Places(DrafterState):
         if c.rank == "hidden" and ctx.hidden is not None:
             j = send([*P, t], ctx.hidden.device)
             query = state_before(ctx.hidden, j[-1:], c.average)
-            parts = torch.split(j[:-1], AT_ONCE)
+            parts = torch.split(j[:-1], AT_ONCE if j.device.type == "cpu" else 64 * AT_ONCE)
             states = (state_before(ctx.hidden, some, c.average) for some in parts)
             scores = torch.cat([torch.cosine_similarity(H, query, dim=-1) for H in states])
         elif c.rank == "attention" and ctx.attention is not None:
