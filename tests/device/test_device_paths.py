@@ -35,6 +35,7 @@ from draftsmith.core.draft import EMPTY
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.registry import lookup, names
 from draftsmith.engine.engine import Engine
+from draftsmith.engine.memory import need
 from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
 from draftsmith.text.grammar import Grammar
@@ -67,6 +68,17 @@ def test_batches_of_samples(engines: Both, drafter: str) -> None:
     options = {"drafter": drafter, "max_new_tokens": 12, "budget": 6}
     engines.generate(MANY, **options, **SAMPLED)
     engines.generate(IDS, n=4, **options, temperature=1.0, seed=1)
+
+
+def test_noise_of_draws_is_counted_as_memory(engines: Both) -> None:
+    def logits(engine: Engine, **options: Any) -> int:
+        sequences = engine.prepare({"drafter": "none", "budget": 4, **options}).sequences([IDS])
+        return need(sequences, engine.resources.runner).logits
+
+    counted = logits(engines.cpu, temperature=1.0)
+    assert logits(engines.device, temperature=0.0) == counted
+    assert logits(engines.device, temperature=1.0) == 2 * counted
+    assert logits(engines.device, temperature=1.0, seed=3) == 2 * counted
 
 
 def shift(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from weakref import ref
 
 from draftsmith.core.drafter import sync
+from draftsmith.core.sampling import TorchSampler
 from draftsmith.drafters.answer_cache import AnswerCache
 from draftsmith.engine.call import Call, Stream
 from draftsmith.engine.request import Options, Request
@@ -116,6 +117,7 @@ class Chat:
     def _keep(self, sequence: TextSequence, history: list[dict[str, Any]], healthy: bool) -> None:
         """Add a turn's answer to the history, and keep its sequence for the next turn."""
         self._last = sequence
+        sequence.sampler = TorchSampler()  # the old one may hold the noise of further draws
         if sequence.generated or healthy:
             self.messages = [*history, {"role": "assistant", "content": sequence.result().text}]
 

@@ -35,7 +35,7 @@ class MemoryNeed(NamedTuple):
     """States at the end of the prompt, kept for other requests."""
     taps: int
     logits: int
-    """Logits of the widest pass."""
+    """Logits of the widest pass, and on an accelerator the noise of draws after its nodes."""
     drafter: int
     """State of the drafter, including the row of a draft model."""
 
@@ -60,10 +60,12 @@ def _alone(sequence: TextSequence, runner: Runner) -> MemoryNeed:
     loaded, width = runner.loaded, sequence.budget.width
     positions = sequence.prompt_length + sequence.limit + width
     hidden = int(getattr(loaded.config, "hidden_size", 0) or 0)
+    predicts = sequence.sampler.predicts and not sequence.distribution.greedy
+    noise = torch.float32.itemsize if predicts and loaded.device.type != "cpu" else 0
     return MemoryNeed(
         runner.row_bytes(positions, rewinds=sequence.rewinds),
         runner.most_mark_bytes(sequence.prompt_length, rewinds=sequence.rewinds),
         recorded(sequence.needs, positions, hidden) * loaded.dtype.itemsize,
-        (1 + width) * loaded.vocab_size * loaded.dtype.itemsize,
+        (1 + width) * loaded.vocab_size * (loaded.dtype.itemsize + noise),
         sequence.drafter.bytes_for(positions + len(sequence.context.prediction)) if width else 0,
     )
