@@ -30,7 +30,7 @@ LAST = float("-inf")
 """Score of the first position, which has no past."""
 
 AT_ONCE = 64
-"""Candidates compared at a time on a CPU, whose cache they fit: that is much faster."""
+"""Candidates compared at a time on a CPU: those that fit its cache are compared much faster."""
 
 
 @dataclass(frozen=True, repr=False)
