@@ -50,7 +50,21 @@ def test_longrope_drafts_stop_at_the_boundary_and_the_root_crosses() -> None:
         runner.commit([row], [path], [new])
         ids = ids + new
         assert row.ids + row.pending == ids
-        assert len(row.pending) == 1
+        assert len(row.pending) == (len(ids) if len(ids) == BOUNDARY + 1 else 1)
+
+
+@pytest.mark.parametrize("length", [BOUNDARY - 6, BOUNDARY - 1, BOUNDARY, BOUNDARY + 1])
+@pytest.mark.parametrize("drafter", ["none", "auto", "pld_plus"])
+def test_longrope_answers_cross_the_boundary(length: int, drafter: str) -> None:
+    model, ids = longrope(), prompt(length)
+    for _ in range(12):
+        with torch.inference_mode():
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    ask = {"drafter": drafter, "max_new_tokens": 12, "budget": 6}
+    engine = Engine(load(model))
+    beside = engine.generate(prompt(9, 3), **ask).tokens
+    found = engine.generate([ids[:length], prompt(9, 3)], **ask)
+    assert [one.tokens for one in found] == [ids[length:], beside]
 
 
 def test_longrope_prompts_beyond_the_boundary_take_one_pass() -> None:

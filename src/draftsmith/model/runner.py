@@ -135,7 +135,6 @@ class Runner:
                     f"take={len(row.pending) - rest}, but all {len(row.pending)} pending tokens "
                     "must share one pass if there is a draft, or if splits(row) is false"
                 )
-            self._refresh(row)
             row.taken = len(row.pending) - rest
         return self.store.verify(rows, drafts)
 
@@ -165,6 +164,7 @@ class Runner:
             row.pending.extend(emitted)
             row.ids.extend(row.pending[:kept])
             del row.pending[:kept]
+            self._refresh(row)
 
     @torch.inference_mode()
     def extend(self, row: SequenceRow, ids: Sequence[int], needs: Needs = NO_NEEDS) -> int:
@@ -236,7 +236,10 @@ class Runner:
         self.store.unshare(row)
 
     def _refresh(self, row: SequenceRow) -> None:
-        """Drop a cache if its rotary angles no longer fit, as the model's own `generate` does."""
+        """Drop a cache if its rotary angles do not fit the next pass, which then reads everything.
+
+        The model's own `generate` does the same.
+        """
         if row.cached and self._boundary is not None and self._boundary.stale(row.cached, row.root):
             self.store.truncate(row, 0)
             row.ids, row.pending = [], row.ids + row.pending
