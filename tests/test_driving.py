@@ -170,6 +170,10 @@ def test_a_callback_cannot_generate_on_its_own_engine(engine: Engine) -> None:
 
     assert engine.generate("hello world", processors=[asks], **OPTIONS).tokens == whole
     assert asked == list(ways)
+    ways["its own stream"] = lambda: next(own)
+    own = engine.stream("hello world", processors=[asks], **OPTIONS)
+    assert [piece.token for piece in own] == whole
+    assert asked == list(ways)
     assert engine.generate("hello world", **OPTIONS).tokens == whole
 
 

@@ -17,6 +17,7 @@ from huggingface_hub.errors import GatedRepoError
 from torch import Tensor
 
 import tiny
+from architectures import build, prompt
 from command import call
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, DrafterState
@@ -316,6 +317,30 @@ def break_logits(model: Any) -> None:
     model.get_output_embeddings().register_forward_hook(
         lambda _module, _args, logits: logits * torch.nan if wide[0] else logits
     )
+
+
+@pytest.mark.failing_passes
+def test_a_recurrent_state_that_could_not_be_restored_is_restored_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Reading the prefix again fails, too, as it does where there is no memory."""
+    engine = Engine(build("falcon_h1", eos_token_id=None), drafter="none", prefixes=0)
+    ids = prompt(140)
+    monkeypatch.setattr("draftsmith.model.runner._CHUNK_CPU", 50)
+    plain = engine.generate(ids, max_new_tokens=8).tokens
+    passes = 0
+
+    def fails(*_: Any) -> None:
+        nonlocal passes
+        passes += 1
+        if passes in (2, 3):
+            raise torch.OutOfMemoryError("no room for this")
+
+    hook = engine.model.model.register_forward_pre_hook(fails)
+    answer = engine.generate(ids, max_new_tokens=8)
+    hook.remove()
+    assert answer.tokens == plain
+    assert answer.stats.failed_passes == 2
 
 
 def break_long_parts(model: Any) -> None:

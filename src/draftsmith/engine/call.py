@@ -40,6 +40,7 @@ class Call(AbstractContextManager["Call"]):
 
     def step(self) -> None:
         """Run one pass for all unfinished sequences; the first call starts them."""
+        self._resources.turns.check()  # in a callback of this call, the lock would never be free
         with self._stepping:
             if not self.ended:
                 unfinished, self._interrupted = False, True

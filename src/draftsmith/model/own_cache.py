@@ -137,15 +137,15 @@ class OwnCacheStore(KVStore):
         """Undo a pass that was not committed, or was interrupted."""
         if row.unfinished is None:
             return
-        (saved, _), row.unfinished = row.unfinished, None
-        if self._cut(row, row.cached):
-            return
-        if saved is not None:
-            restore(row.state, saved)
-        else:
-            row.state = self._empty()
-            if row.ids:
-                self._pass(row, row.ids, 1, start=0)
+        saved, _ = row.unfinished
+        if not self._cut(row, row.cached):
+            if saved is not None:
+                restore(row.state, saved)
+            else:
+                row.state = self._empty()
+                if row.ids:
+                    self._pass(row, row.ids, 1, start=0)
+        row.unfinished = None  # only now: what fails here is done before the next pass
 
     def _pass(
         self,
