@@ -426,6 +426,49 @@ def test_a_row_that_cannot_be_kept_is_nobodys_error(monkeypatch: pytest.MonkeyPa
     assert not runner.store._rows
 
 
+@pytest.mark.parametrize("step", ["copy", "extend", "mark"])
+def test_a_beginning_that_cannot_be_reused_is_nobodys_error(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, begin = engine_of("llama", prefixes=4), prompt(60)
+    prompts = [[*begin, *prompt(5, n), *prompt(90 if step == "copy" else 3, n)] for n in range(3)]
+    plain = [engine_of("llama").generate(ids, max_new_tokens=4).tokens for ids in prompts]
+    runner: Any = engine.resources.runner
+
+    def fails(*_: Any) -> None:
+        raise MemoryError("no room for it")
+
+    engine.generate(prompts[0], max_new_tokens=4)
+    monkeypatch.setattr(runner, step, fails)
+    found = [engine.generate(ids, max_new_tokens=4) for ids in prompts[1:]]
+    assert [one.tokens for one in found] == plain[1:]
+    assert any("no room for it" in said for one in found for said in one.notices)
+    assert len(runner.store._rows) == len(engine.resources.prefixes)
+
+
+def test_work_between_passes_survives_an_interrupt() -> None:
+    turns, done = engine_of("llama").resources.turns, list[int]()
+
+    def work() -> None:
+        done.append(1)
+        if len(done) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        turns.between(work)
+    turns.between(lambda: None)
+    assert len(done) == 2
+
+
+def test_a_kept_row_holds_no_attention_of_rows_beside_it() -> None:
+    engine = engine_of("llama", prefixes=4)
+    drafter = "pld_plus(rank=attention, heads=((0, 1),))"
+    engine.generate(prompt(60), n=3, drafter=drafter, max_new_tokens=6, temperature=1.0)
+    kept = [one.row for one in engine.resources.prefixes._kept]
+    assert kept
+    assert all(row.taps.show(row.root).attention is None for row in kept)
+
+
 def test_no_row_leaks() -> None:
     """Neither rows nor bytes, and no pass is wider than it may be."""
     engine, rng = engine_of("llama", max_batch=4), random.Random(1)

@@ -13,6 +13,7 @@ from draftsmith.engine.sequence import TextSequence
 from draftsmith.model.fingerprint import state
 from draftsmith.model.runner import Runner
 
+_NOT_REUSED = "an earlier sequence that begins alike could not be reused"
 NOT_KEPT = "the sequence could not be kept for later requests"
 _NOT_COPIED = (
     "This prompt begins like an earlier one but is read again: keys cannot be copied if a drafter "
@@ -83,14 +84,21 @@ class PrefixCache:
                 self._say(sequence, runner.loaded.capabilities.rereads)
             return
         row, kept = candidates[reached.index(common)]
-        if kept is not None and self._serves(kept, common):
-            sequence.row, empty = row, sequence.row  # in this order, an interrupt loses no row
-            self._kept.remove(kept)
-            runner.close(empty)
-            row.rewinds = sequence.rewinds
-            runner.extend(row, sequence.ids, sequence.needs)
-        else:
-            runner.copy(row, sequence.row, common)
+        try:
+            if kept is not None and self._serves(kept, common):
+                sequence.row, empty = row, sequence.row  # in this order, an interrupt loses no row
+                self._kept.remove(kept)
+                runner.close(empty)
+                row.rewinds = sequence.rewinds
+                runner.extend(row, sequence.ids, sequence.needs)
+            else:
+                runner.copy(row, sequence.row, common)
+        except (MemoryError, RuntimeError) as error:  # no memory: torch raises a RuntimeError
+            sequence.note(_NOT_REUSED, error)
+            runner.close(sequence.row)
+            sequence.row = runner.open(sequence.ids, sequence.needs)
+            sequence.row.rewinds = sequence.rewinds
+            return
         sequence.stats.reused_tokens = sequence.row.cached
         if not sequence.row.cached:
             self._say(sequence, _NOT_COPIED)
@@ -122,7 +130,10 @@ class PrefixCache:
         sequence.marked = True
         already = row.mark is not None and row.mark[0] == end
         if self.most and end >= LEAST and not already:
-            self.runner.mark(row)
+            try:
+                self.runner.mark(row)
+            except (MemoryError, RuntimeError) as error:
+                sequence.note(NOT_KEPT, error)
 
     def coming(self, sequence: TextSequence, waiting: Sequence[TextSequence]) -> bool:
         """Whether an earlier sequence is computing the beginning of this one, so it can wait."""

@@ -63,9 +63,11 @@ class Turns:
                 end_team()
             yield
         finally:
-            if number := self._present.pop(me, 0):
-                self._give_way(number)
-            self._sweep()
+            try:
+                if number := self._present.pop(me, 0):
+                    self._give_way(number)
+            finally:
+                self._sweep()
 
     @contextmanager
     def owner(self) -> Iterator[None]:
@@ -97,7 +99,12 @@ class Turns:
 
     def _tidy(self) -> None:
         while self._afterwards:
-            self._afterwards.popleft()()
+            try:
+                self._afterwards[0]()  # an interrupt leaves it there, and it can be done again
+            except Exception:
+                self._afterwards.popleft()
+                raise
+            self._afterwards.popleft()
 
     def _give_way(self, number: int) -> None:
         """Wait until another thread has started the next pass, or for `_POLLS` checks."""

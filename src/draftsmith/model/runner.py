@@ -233,6 +233,8 @@ class Runner:
     @torch.inference_mode()
     def unshare(self, row: SequenceRow) -> None:
         """Copy what an idle row shares with other rows, so that it keeps none of their memory."""
+        if row.taps is not None:
+            row.taps.forget_attention()
         self.store.unshare(row)
 
     def _refresh(self, row: SequenceRow) -> None:

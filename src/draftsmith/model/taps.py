@@ -161,6 +161,10 @@ class RowTaps:
         """Bytes of the states. Keys that attention reads belong to the row."""
         return 0 if self._rows is None else self._rows.untyped_storage().nbytes()
 
+    def forget_attention(self) -> None:
+        """Drop the keys that attention weights are computed from; other rows may share them."""
+        self._attention, self._attended = None, 0
+
     def keep(self, start: int, pending: int, path: Sequence[int] = ()) -> None:
         """Keep `pending` tokens and a path of the last pass, which began at position `start`."""
         if self.pass_taps is None:

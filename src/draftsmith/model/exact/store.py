@@ -59,6 +59,10 @@ class ExactPass(PackedPass):
         ]
         """Buffer and index of each layer's keys, by row. New rows get theirs during the pass."""
 
+    def restart(self) -> None:
+        super().restart()
+        self._bits.clear()  # new slots may get the ids of the freed ones
+
     def _masks_of(self, window: Window, device: torch.device) -> list[Tensor | None]:
         if self._recorded:
             return super()._masks_of(window, device)
