@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from draftsmith.core.drafter import Drafter, sync
 from draftsmith.core.stats import PREDICTION
 from draftsmith.drafters.copyspec import CopySpec
-from draftsmith.drafters.ngrams import NgramIndex
+from draftsmith.drafters.ngrams import NgramIndex, find
 from draftsmith.drafters.registry import parse
 from draftsmith.errors import OptionError
 from work import lines, peak_bytes
@@ -21,6 +21,13 @@ from work import lines, peak_bytes
 def drafted(spec: str | Drafter, ids: list[int], **options: object) -> tuple[int, ...]:
     ctx = context(ids, **options)
     return parse(spec).open(ctx).draft(ctx).tokens
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.lists(st.integers(0, 2)))
+def test_a_part_is_found_where_it_first_begins(part: list[int], whole: list[int]) -> None:
+    wide = [256**one for one in part], [256**one for one in whole]
+    starts = [i for i in range(len(whole)) if whole[i : i + len(part)] == part]
+    assert find(part, whole) == find(*wide) == (starts[0] if starts else None)
 
 
 TWICE = [1, 2, 3, 10, 11, 1, 2, 3, 20, 21, 1, 2, 3]

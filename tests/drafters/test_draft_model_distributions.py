@@ -42,6 +42,18 @@ def test_output_distribution_is_the_targets(name: str, algorithm: str, distribut
         check(bound(T, D, algorithm), DISTRIBUTIONS[distribution], length, size=len(T))
 
 
+@pytest.mark.parametrize("algorithm", ["standard", "tli"])
+def test_a_draft_model_that_overflows_after_a_token_keeps_the_distribution(algorithm: str) -> None:
+    """Its draft ends there; were it dropped, what is accepted would depend on what was drawn."""
+
+    def overflowing(key: tuple[int, ...]) -> Tensor:
+        return torch.full((3,), torch.nan) if key == (1,) else torch.tensor([0.2, 0.5, 0.3])
+
+    drafter = bound(*PAIRS["same"], algorithm, distribution=overflowing)
+    for length in (1, 3):
+        check(drafter, length=length, size=3)
+
+
 SPELLINGS = st.sampled_from([b"a", b"b", b"aa", b"ab", b"ba", b"aab"])
 TOKENS = st.lists(SPELLINGS, min_size=2, max_size=4, unique=True)
 

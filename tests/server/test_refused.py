@@ -220,6 +220,17 @@ def test_no_body_is_a_crash(client: TestClient, body: bytes, status: int) -> Non
         assert client.post(TEXT, content=body, headers=form).status_code == 400
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_numbers_that_no_answer_could_repeat_are_refused(client: TestClient, stream: bool) -> None:
+    schema = '{"type": "object", "properties": {"x": {"type": "number", "maximum": 1e999}}}'
+    tool = f'{{"type": "function", "name": "f", "parameters": {schema}}}'
+    body = f'{{"input": "a", "stream": {str(stream).lower()}, "tools": [{tool}]}}'
+    headers = {"content-type": "application/json"}
+    response = client.post(RESPONSES, content=body.encode(), headers=headers)
+    assert response.status_code == 400
+    assert "not finite" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("place", [
     '"metadata": {value}',
     '"response_format": {{"type": "json_schema", "schema": {value}}}',

@@ -25,6 +25,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
 from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.engine.engine import Engine
+from draftsmith.server.reader import Reader
 from draftsmith.testing import Scripted
 
 ASK: dict[str, Any] = {
@@ -90,6 +91,44 @@ def test_e1_an_error_of_the_model_is_reported_and_logged(
     assert "the server's log says why" in error["message"]
     logged = [record for record in caplog.records if record.levelname == "ERROR"]
     assert ["the layer does not fit" in str(record.exc_info) for record in logged] == [True]
+
+
+@pytest.mark.parametrize("path", ASK)
+def test_a_stream_ends_with_an_event_whatever_fails(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pushed, own = 0, Reader.push
+
+    def fails(self: Reader, pieces: Any) -> Any:
+        nonlocal pushed
+        pushed += 1
+        if pushed == 2:
+            raise ZeroDivisionError("a fault of the parser")
+        return own(self, pieces)
+
+    monkeypatch.setattr(Reader, "push", fails)
+    api = api_of(engine_of(drafter="none"))
+    with client_of(api) as client:
+        assert told(client, path, stream=True, status=200)["code"] == "internal_error"
+        until(lambda: idle(api))
+    assert "a fault of the parser" in caplog.text
+
+
+def test_a_request_whose_engine_ends_while_it_is_prepared_may_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_of(drafter="none")
+    own = engine.thread.submit
+
+    def late(*given: Any) -> None:
+        engine.thread.close()
+        own(*given)
+
+    monkeypatch.setattr(engine.thread, "submit", late)
+    with client_of(api_of(engine)) as client:
+        answer = client.post(TEXT, json=ASK[TEXT])
+    assert answer.status_code == 503
+    assert "engine has failed" in answer.json()["error"]["message"]
 
 
 def test_e1_a_request_too_large_for_the_memory_is_refused_before_its_stream() -> None:

@@ -18,6 +18,7 @@ import tiny
 from draftsmith import Grammar
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.sequence import Piece
+from draftsmith.server.calls.as_tags import typed
 from draftsmith.server.calls.formats import FORMATS, family_of, markers_of
 from draftsmith.server.calls.source import Call, MoreArguments, Part, TextPart
 from draftsmith.server.reader import Reader
@@ -411,3 +412,18 @@ def test_s1_a_forced_call_says_what_its_schema_makes_constant(ask: Ask, text: st
         (told,) = ask(CHAT, taught("<tool_call>"), None, **body).json()["choices"]
         (call,) = told["message"]["tool_calls"]
         assert json.loads(call["function"]["arguments"]) == {"text": text}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"anyOf": [{"$ref": "#/properties/x"}] * 1000}, 1),
+        ({"anyOf": [{"$ref": "#/properties/x"}, {"type": "string"}]}, "1"),
+        ({"anyOf": True}, 1),
+        ({"type": [{}, "string"]}, "1"),
+        ({"oneOf": [{"allOf": [{"type": ["string", "null"]}]}]}, "1"),
+    ],
+)
+def test_any_schema_types_a_parameter(schema: dict[str, Any], value: Any) -> None:
+    """References in circles, and what is no schema."""
+    assert typed("1", "x", {"properties": {"x": schema}}) == value

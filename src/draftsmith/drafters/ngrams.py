@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Literal
 
+import numpy as np
+
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, DrafterState
 from draftsmith.core.stats import PREDICTION
@@ -130,9 +132,11 @@ class Copier(DrafterState):
 
 def find(part: Sequence[int], whole: Sequence[int]) -> int | None:
     """Return the first position of `part`, which must not be empty, in `whole`; None: none."""
-    wanted, ids = list(part), list(whole)
-    starts = (at for at in range(len(ids) - len(part) + 1) if ids[at] == wanted[0])
-    return next((at for at in starts if ids[at : at + len(part)] == wanted), None)
+    wanted, ids = (np.asarray(one, np.int32).tobytes() for one in (part, whole))
+    at = ids.find(wanted)  # in linear time, also where both are repetitions
+    while at > 0 and at % 4:
+        at = ids.find(wanted, at + 1)
+    return at // 4 if at >= 0 else None
 
 
 class NgramIndex:

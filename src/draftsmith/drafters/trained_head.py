@@ -360,8 +360,10 @@ class _Sequence(DrafterState):
         tree, ids = self.tree, self.drafter.head.ids
         if self.drawing is not None:
             q = self.drawing.probs(self.drawing.scores(None, logits[0]))
-            if ids is not None:
-                q = q.new_zeros(self.context.vocab_size).index_copy_(0, ids, q)
+            if not bool(q.isfinite().all()):
+                return False
+            if ids is not None:  # some of which may be equal
+                q = q.new_zeros(self.context.vocab_size).index_add_(0, ids, q)
             tree.proposals.append(q)
             tree.add(tree.open[0], [self.context.sampler.draw(q)], [1.0])
             return tree.choose()

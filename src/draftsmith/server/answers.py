@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,6 +19,8 @@ from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, CompletionRequest
 from draftsmith.server.worker import Chunk, Job
 
+log = logging.getLogger(__name__)
+
 Event = dict[str, str]
 """A server-sent event in the form that sse-starlette accepts."""
 
@@ -29,6 +32,14 @@ def event(value: Any, name: str | None = None) -> Event:
     # ASCII only: some clients also end lines at U+0085 and U+2028, which JSON may contain.
     made = {"data": json.dumps(value, allow_nan=False)}
     return made if name is None else made | {"event": name}
+
+
+def failure(error: Exception) -> Refusal:
+    """Return the error that a stream ends with, which has begun with status 200."""
+    refusal = Refusal.of(error)
+    if refusal is not error:
+        log.error("a stream failed", exc_info=error)
+    return refusal
 
 
 @dataclass(slots=True)
@@ -289,8 +300,8 @@ class OpenAIAnswer(Answer):
                     ended.clear()
             if usage or self.body.return_stats:
                 yield event(head | {"choices": [], "usage": self.usage()} | self._stats())
-        except Refusal as refusal:
-            yield event(refusal.body)
+        except Exception as error:
+            yield event(failure(error).body)
         yield DONE
 
     def _stats(self) -> dict[str, Any]:

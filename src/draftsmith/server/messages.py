@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from draftsmith.server.answers import Event, PartAnswer, event
+from draftsmith.server.answers import Event, PartAnswer, event, failure
 from draftsmith.server.api import Api
 from draftsmith.server.calls.source import Call, TextPart
 from draftsmith.server.chats import Chat, translated
@@ -180,8 +180,8 @@ class MessagesAnswer(PartAnswer):
         try:
             async for one in self._streamed(chunks):
                 yield one
-        except Refusal as refusal:
-            yield event(refusal.anthropic, "error")
+        except Exception as error:
+            yield event(failure(error).anthropic, "error")
             return
         for one in self._close():
             yield one

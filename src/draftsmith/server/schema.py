@@ -87,9 +87,11 @@ class Body(Section):
         if not isinstance(data, dict):
             raise ValueError("the body must be a JSON object, sent as application/json")
         try:
-            json.dumps(data, ensure_ascii=False, default=Section.sent).encode()
+            json.dumps(data, ensure_ascii=False, allow_nan=False, default=Section.sent).encode()
         except UnicodeEncodeError:
             raise ValueError("the body has half of a surrogate pair in it") from None
+        except ValueError:
+            raise ValueError("the body has a number that is not finite") from None
         return {
             name: value
             for name, value in data.items()

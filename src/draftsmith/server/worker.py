@@ -22,7 +22,7 @@ from draftsmith.core.stats import Guess
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.sequence import Piece, TextSequence
-from draftsmith.errors import DrafterError, DrafterStalled
+from draftsmith.errors import DrafterError, DrafterStalled, OptionError
 from draftsmith.server.alternatives import Alternatives, Logprob
 from draftsmith.server.refusals import Refusal
 
@@ -104,7 +104,13 @@ class Job:
             seen = None if top is None else Alternatives(sequence, top)
             self._sequences[sequence] = index, seen
         self.prompt = sequences[0].ids[: sequences[0].prompt_length]
-        self._worker.engine.thread.submit(sequences, self.on_update)
+        thread = self._worker.engine.thread
+        try:
+            thread.submit(sequences, self.on_update)
+        except OptionError:
+            if thread.alive:
+                raise
+            raise self._worker.failed() from None
 
     def in_time(self) -> Deadline:
         """Return a context that ends at the time limit of the request."""
@@ -121,7 +127,7 @@ class Job:
                 raise chunk
             if chunk.error is not None:
                 if not self._worker.engine.thread.alive:
-                    raise Refusal("this server's engine has failed", status=503, code="unavailable")
+                    raise self._worker.failed()
                 raise Refusal.of(chunk.error)
             self._left -= chunk.result is not None
             if not self._left:
@@ -201,6 +207,10 @@ class Worker:
     def running(self) -> int:
         """Number of answers that were admitted."""
         return sum(job.running for job in list(self.jobs))
+
+    def failed(self) -> Refusal:
+        """Return the error of all requests after the engine's thread has ended."""
+        return Refusal("this server's engine has failed", status=503, code="unavailable")
 
     def check(self, answers: int) -> None:
         """Raise Refusal if the server cannot accept this number of answers now."""

@@ -125,7 +125,8 @@ def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[
             greedy[i] = scores
             continue
         q = distribution.probs(distribution.scores(None, scores))
-        token = translation.draw(q)
+        # An error here would drop earlier draws depending on what they were: a wrong distribution.
+        token = translation.draw(q) if bool(q.isfinite().all()) else None
         if token is not None:
             picks[i] = token, q, float(q[token])
     if greedy:

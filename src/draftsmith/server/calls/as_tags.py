@@ -165,20 +165,26 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "object")
 
 
-def _kinds(schema: Any, root: Any, deepest: int = 8) -> set[str]:
+def _kinds(schema: Any, root: Any) -> set[str]:
     """Return the types that a schema allows; empty if it does not restrict them."""
-    if not isinstance(schema, Mapping) or not deepest:
-        return set()
-    kind = schema.get("type")
-    kinds = {kind} if isinstance(kind, str) else set(kind if isinstance(kind, list) else ())
-    kinds |= {"null"} if kinds and schema.get("nullable") is True else set()  # OpenAPI's
-    constants = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not kinds and isinstance(constants, list):
-        kinds = {_kind(constant) for constant in constants}
-    parts = [part for name in ("anyOf", "oneOf", "allOf") for part in schema.get(name) or ()]
-    if isinstance(reference := schema.get("$ref"), str):
-        parts.append(_at(root, reference))
-    return kinds.union(*(_kinds(part, root, deepest - 1) for part in parts))
+    found, seen, waiting = set[str](), set[int](), [schema]
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, Mapping) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        kind = one.get("type")
+        kinds = {k for k in (kind if isinstance(kind, list) else [kind]) if isinstance(k, str)}
+        kinds |= {"null"} if kinds and one.get("nullable") is True else set()  # OpenAPI's
+        constants = [one["const"]] if "const" in one else one.get("enum")
+        if not kinds and isinstance(constants, list):
+            kinds = {_kind(constant) for constant in constants}
+        found |= kinds
+        for name in ("anyOf", "oneOf", "allOf"):
+            waiting += part if isinstance(part := one.get(name), list) else []
+        if isinstance(reference := one.get("$ref"), str):
+            waiting.append(_at(root, reference))
+    return found
 
 
 def _at(root: Any, reference: str) -> Any:
