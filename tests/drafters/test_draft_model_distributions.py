@@ -3,6 +3,7 @@ enumerated."""
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -11,13 +12,31 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pairs import DISTRIBUTIONS, PAIRS, SAMPLED, answer, bound, check, decoded, in_a_batch
+from pairs import (
+    DISTRIBUTIONS,
+    PAIRS,
+    SAMPLED,
+    answer,
+    bound,
+    check,
+    decoded,
+    in_a_batch,
+    sequence,
+)
 from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
-from draftsmith.core.sampling import Gumbel, SamplingParams
-from draftsmith.testing import Scripted, ToyTarget, check_rewind, enumerate_distribution
+from draftsmith.core.loop import step
+from draftsmith.core.sampling import Gumbel, Sampler, SamplingParams
+from draftsmith.testing import (
+    Scripted,
+    ToyTarget,
+    assert_same_distribution,
+    check_rewind,
+    enumerate_distribution,
+    exact_distribution,
+)
 
 FITTING = [
     (name, algorithm)
@@ -44,14 +63,26 @@ def test_output_distribution_is_the_targets(name: str, algorithm: str, distribut
 
 @pytest.mark.parametrize("algorithm", ["standard", "tli"])
 def test_a_draft_model_that_overflows_after_a_token_keeps_the_distribution(algorithm: str) -> None:
-    """Its draft ends there; were it dropped, what is accepted would depend on what was drawn."""
+    """Its draft ends there; were it dropped, what is accepted would depend on what was drawn.
+
+    Where it has drawn nothing, it fails, and the target goes on alone.
+    """
 
     def overflowing(key: tuple[int, ...]) -> Tensor:
         return torch.full((3,), torch.nan) if key == (1,) else torch.tensor([0.2, 0.5, 0.3])
 
     drafter = bound(*PAIRS["same"], algorithm, distribution=overflowing)
+    target = ToyTarget(3, order=1, seed=1)
+
+    def answered(sampler: Sampler, length: int) -> tuple[int, ...]:
+        done = sequence(target, drafter, [0, 0], length, sampler)
+        while not done.finished:
+            step([done], target)
+        return tuple(done.ids[2:])
+
     for length in (1, 3):
-        check(drafter, length=length, size=3)
+        ours = enumerate_distribution(partial(answered, length=length))
+        assert_same_distribution(ours, exact_distribution(target, [0, 0], length))
 
 
 SPELLINGS = st.sampled_from([b"a", b"b", b"aa", b"ab", b"ba", b"aab"])

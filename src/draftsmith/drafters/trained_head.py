@@ -360,8 +360,8 @@ class _Sequence(DrafterState):
         tree, ids = self.tree, self.drafter.head.ids
         if self.drawing is not None:
             q = self.drawing.probs(self.drawing.scores(None, logits[0]))
-            if not bool(q.isfinite().all()):
-                return False
+            if tree.proposals and not bool(q.isfinite().all()):
+                return False  # an error would drop what was drawn depending on what it was
             if ids is not None:  # some of which may be equal
                 q = q.new_zeros(self.context.vocab_size).index_add_(0, ids, q)
             tree.proposals.append(q)

@@ -96,7 +96,7 @@ class BoundDraftModel(Drafter):
         outputs = self.runner.forward([s.row for s in active], [s.nodes() for s in active])
         reading = list(zip(active, outputs, strict=True))
         while reading:
-            picks = pick([s.translation for s, _ in reading], [o.logits[s.at] for s, o in reading])
+            picks = pick([s for s, _ in reading], [o.logits[s.at] for s, o in reading])
             reading = [r for r, picked in zip(reading, picks, strict=True) if r[0].write(picked)]
         for sequence, output in zip(active, outputs, strict=True):
             sequence.commit(output)
@@ -110,7 +110,7 @@ Pick = tuple[int, Tensor | None, float]
 """A drafted token, the distribution (V_D,) it was drawn from or None, and its probability."""
 
 
-def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[Pick | None]:
+def pick(sequences: Sequence[_Sequence], logits: Sequence[Tensor]) -> list[Pick | None]:
     """Return the next draft token of each sequence from logits (V_D,); None ends its draft.
 
     For a greedy target it is the arg-max, else a draw with the target's temperature, top-k, top-p
@@ -118,15 +118,17 @@ def pick(translations: Sequence[Translation], logits: Sequence[Tensor]) -> list[
     """
     picks: list[Pick | None] = [None] * len(logits)
     greedy: dict[int, Tensor] = {}
-    for i, (translation, row) in enumerate(zip(translations, logits, strict=True)):
+    for i, (sequence, row) in enumerate(zip(sequences, logits, strict=True)):
+        translation = sequence.translation
         scores = translation.scores(row)
         distribution = translation.distribution
         if distribution.greedy:
             greedy[i] = scores
             continue
         q = distribution.probs(distribution.scores(None, scores))
-        # An error here would drop earlier draws depending on what they were: a wrong distribution.
-        token = translation.draw(q) if bool(q.isfinite().all()) else None
+        # After a draw, an error would drop it depending on what it was: a wrong distribution.
+        lost = sequence.begun and not bool(q.isfinite().all())
+        token = None if lost else translation.draw(q)
         if token is not None:
             picks[i] = token, q, float(q[token])
     if greedy:
@@ -221,6 +223,11 @@ class _Sequence(DrafterState):
         if not self.ahead.tokens:
             return self.guess
         return Draft.chain([*self.ahead.tokens, *self.guess.tokens], self.drafter.name)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the draft has a token."""
+        return bool(self.drafted or self.written)
 
     @property
     def at(self) -> int:

@@ -196,8 +196,6 @@ class Path:
         letters, rows = self._rows[text]
         inside = q[rows.to(q.device)].tolist()
         mass = math.fsum(inside)
-        if not math.isfinite(mass):
-            return {}
         if text in self.lexicon.ids:
             return {STOP: max(0.0, 1 - mass), **dict(zip(letters, inside, strict=True))}
         return {letter: p / mass for letter, p in zip(letters, inside, strict=True) if mass}
