@@ -13,7 +13,7 @@ import torch
 from transformers import GenerationConfig
 
 import tiny
-from draftsmith.core.draft import EMPTY
+from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import Processor, SamplingParams
 from draftsmith.engine.chat import Chat
@@ -234,6 +234,36 @@ def test_a_chat_stays_usable_whatever_becomes_of_a_turn(engine: Engine) -> None:
     stream.close()
     assert chat.messages[-1]["content"] == stream.result.text, "a cancelled turn joins"
     fresh_start(engine, chat, "and now")
+
+
+def test_a_drafter_that_cannot_follow_an_edited_chat_starts_again(engine: Engine) -> None:
+    closed = []
+
+    class State(DrafterState):
+        def draft(self, ctx: Context) -> Draft:  # noqa: ARG002
+            return EMPTY
+
+        def truncate(self, length: int) -> None:  # noqa: ARG002
+            raise RuntimeError("no way back")
+
+        def close(self) -> None:
+            closed.append(self)
+
+    class Onward(Drafter):
+        name = "onward"
+
+        def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+            return State()
+
+    chat = engine.chat(max_new_tokens=4, drafter=Onward())
+    chat.send("hello world")
+    chat.messages[0]["content"] = "this is a test"
+    answer = chat.send("and now")
+    assert any("no way back" in notice for notice in answer.notices)
+    assert answer.stats.drafter_failures == 0
+    assert len(closed) == 1
+    chat.reset()
+    assert len(closed) == 2
 
 
 def test_a_new_turn_ends_the_one_before(engine: Engine) -> None:

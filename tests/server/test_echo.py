@@ -129,8 +129,8 @@ def test_s5_end_tokens_within_a_prompt_and_options_change_nothing(client: TestCl
     assert choice["logprobs"]["tokens"][:3] == ["<s>", tiny.tokenizer().decode([5]), "</s>"]
 
 
-def test_s5_a_pass_scores_many_tokens() -> None:
-    made = api_of(engine("none"))
+def counting(made: Api) -> list[int]:
+    """A list that gets an item with every pass."""
     passes: list[int] = []
     forward = made.engine.resources.runner.forward
 
@@ -139,9 +139,26 @@ def test_s5_a_pass_scores_many_tokens() -> None:
         return forward(*given, **options)
 
     made.engine.resources.runner.forward = counted  # type: ignore[method-assign]
+    return passes
+
+
+def test_s5_a_pass_scores_many_tokens() -> None:
+    made = api_of(engine("none"))
+    passes = counting(made)
     with client_of(made) as client:
         (choice,) = ask(client, **HARNESS)
     assert len(passes) <= len(choice["logprobs"]["tokens"]) // 64 + 3
+
+
+def test_a_prompt_that_the_server_refuses_is_not_scored() -> None:
+    made = api_of(engine("none"), max_context=20)
+    passes = counting(made)
+    with client_of(made) as client:
+        before = len(passes)
+        for ids, status in ([5] * 21, 400), ([5] * 20, 200):
+            response = client.post(TEXT, json={"prompt": ids} | HARNESS)
+            assert response.status_code == status
+            assert (len(passes) > before) == (status == 200)
 
 
 @pytest.mark.skipif(

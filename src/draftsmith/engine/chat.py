@@ -21,6 +21,8 @@ from draftsmith.model.loaded import last_part
 REMEMBERED = 16_000_000
 """Bytes for a conversation's earlier answers, if the engine stores none."""
 
+_NOT_REWOUND = "the drafter could not follow an edited conversation; it starts again"
+
 
 class Chat:
     """A conversation. `messages` is its history and may be edited between turns.
@@ -109,14 +111,18 @@ class Chat:
         before, now = last.context, sequence.context
         same = before.prediction == now.prediction and before.earlier is now.earlier
         if last.drafter == sequence.drafter and same:
-            sync(state, last.ids, sequence.ids)
-            sequence.state, last.state = state, None
-        else:
-            last.close_drafter()
+            try:
+                sync(state, last.ids, sequence.ids)
+                sequence.state, last.state = state, None
+            except Exception as error:  # of a third-party drafter
+                sequence.note(_NOT_REWOUND, error)
+        last.close_drafter()
 
     def _keep(self, sequence: TextSequence, history: list[dict[str, Any]], healthy: bool) -> None:
         """Add a turn's answer to the history, and keep its sequence for the next turn."""
-        self._last = sequence
+        last, self._last = self._last, sequence
+        if last is not None:  # an interrupt came before `_resume`
+            self._resources.turns.between(last.close_drafter)
         sequence.sampler = TorchSampler()  # the old one may hold the noise of further draws
         if sequence.generated or healthy:
             self.messages = [*history, {"role": "assistant", "content": sequence.result().text}]

@@ -87,9 +87,10 @@ def accelerate(
     """Make `model.generate` speculative, with the same output; also a context manager.
 
     `budget` is the number of guessed tokens a pass may carry, "auto", or "drafter" for the
-    drafter's own. A second call replaces the first. Calls that cannot be accelerated still run,
-    with one NotAcceleratedWarning per reason. A DraftingNotice reports a calibration, the choice of
-    an algorithm, a drafter that fails, and a pass with drafts that fails.
+    drafter's own. A second call replaces the first; if it raises, the model may be left without
+    both. Calls that cannot be accelerated still run, with one NotAcceleratedWarning per reason. A
+    DraftingNotice reports a calibration, the choice of an algorithm, a drafter that fails, and a
+    pass with drafts that fails.
 
     `tokenizer` is the model's own, for drafters that use another vocabulary than its.
 
@@ -128,7 +129,7 @@ def accelerate(
         handle = Accelerated(own, loaded, chosen, budget, reason, packed)
         why = "" if loaded is None else handle.drafting.needs.why
     except BaseException:
-        packed.undo()  # after an error the model is as before
+        packed.undo()  # after an error the model has its own layers
         raise
     own.generate = handle
     # The self-test has computed in this thread, and other threads may call the model.

@@ -174,7 +174,7 @@ class Api:
         grammar = grammar_of(body.response_format)
         echoes: Sequence[Delta | None] = [None] * len(prompts)
         if body.echo:
-            echoes = await unless_gone(request, self._echoes(body, prompts, salt))
+            echoes = await unless_gone(request, self._echoes(body, prompts, salt, request))
         job = await self._submit(body, prompts, salt, {"grammar": grammar}, request)
         with job.closed_on_error():
             choices = [Choice(echo=echo) for echo in echoes for _ in range(body.n)]
@@ -182,7 +182,7 @@ class Api:
         return await self._reply(answer, request)
 
     async def _echoes(
-        self, body: CompletionRequest, prompts: Sequence[Any], salt: str
+        self, body: CompletionRequest, prompts: Sequence[Any], salt: str, request: Request
     ) -> list[Delta]:
         """Return the echo of each prompt."""
         if body.suffix is not None:
@@ -190,9 +190,10 @@ class Api:
         prepare = partial(echo_of, self.engine, top=body.logprobs, salt=salt)
         loop = asyncio.get_running_loop()
         made = await loop.run_in_executor(self._preparing, lambda: [*map(prepare, prompts)])
+        self._check_length([echo.offsets for echo, _ in made])
         sequences = [sequence for _, sequence in made if sequence is not None]
         if sequences:
-            job = self.worker.job(len(sequences), self.settings.timeout, counted=False)
+            job = self.worker.job(len(sequences), self._seconds_left(request), counted=False)
             try:
                 job.start(sequences)
                 async for _ in job.chunks():
@@ -245,8 +246,7 @@ class Api:
         if self.settings.log_prompts:
             log.info("prompts", extra={"fields": {"prompts": list(prompts)}})
         arrival: Arrival = request.state.arrival
-        seconds = self.settings.timeout - (perf_counter() - arrival.began)
-        job = self.worker.job(len(prompts) * body.n, seconds, arrival.began)
+        job = self.worker.job(len(prompts) * body.n, self._seconds_left(request), arrival.began)
         with job.closed_on_error():
             if grammar is not None:
                 await self._compile(grammar)
@@ -275,17 +275,25 @@ class Api:
     ) -> list[TextSequence]:
         sequences = self.engine.prepare(options, began).sequences(prompts, body.n, streaming=True)
         end_team()  # the next request is prepared in another thread
-        most = self.settings.max_context
-        longest = max(sequence.prompt_length for sequence in sequences)
-        if most is not None and longest > most:
-            raise PromptError(
-                f"the prompt has {longest} tokens, but this server's context is {most}; shorten it"
-            )
+        self._check_length([sequence.context.ids for sequence in sequences])
         for sequence in sequences:
             assert sequence.stream is not None
             sequence.stream.apart = self.markers
             sequence.drafts = [] if body.return_drafts else None
         return sequences
+
+    def _check_length(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Raise PromptError for a prompt that is longer than this server's context."""
+        most, longest = self.settings.max_context, max(map(len, prompts))
+        if most is not None and longest > most:
+            raise PromptError(
+                f"the prompt has {longest} tokens, but this server's context is {most}; shorten it"
+            )
+
+    def _seconds_left(self, request: Request) -> float:
+        """Return the time from now to the limit of a request."""
+        arrival: Arrival = request.state.arrival
+        return self.settings.timeout - (perf_counter() - arrival.began)
 
     async def _reply(self, answer: Answer, request: Request) -> Response:
         """Return the response, streamed or whole as the request asks.
