@@ -210,6 +210,8 @@ class Enumerated(Sampler):
         return pick
 
     def draw(self, p: Tensor) -> int:
+        if not bool(p.isfinite().all()):  # as `torch.multinomial`
+            raise RuntimeError("the probabilities are not finite")
         return self._choose(p.tolist())
 
     def accept(self, ratio: float) -> bool:

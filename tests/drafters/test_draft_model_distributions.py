@@ -29,6 +29,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import step
 from draftsmith.core.sampling import Gumbel, Sampler, SamplingParams
+from draftsmith.drafters.draft_model.psi import PathPsi
 from draftsmith.testing import (
     Scripted,
     ToyTarget,
@@ -61,28 +62,42 @@ def test_output_distribution_is_the_targets(name: str, algorithm: str, distribut
         check(bound(T, D, algorithm), DISTRIBUTIONS[distribution], length, size=len(T))
 
 
-@pytest.mark.parametrize("algorithm", ["standard", "tli"])
-def test_a_draft_model_that_overflows_after_a_token_keeps_the_distribution(algorithm: str) -> None:
+@pytest.mark.parametrize("after", [(0, 1), (1, 0), (1, 1)])
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [("standard", {}), ("tli", {}), ("slrs", {"psi": "path"}), ("slrs", {"psi": "enumerate"})],
+)
+def test_a_draft_model_that_overflows_after_a_token_keeps_the_distribution(
+    algorithm: str,
+    options: dict[str, str],
+    after: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Its draft ends there; were it dropped, what is accepted would depend on what was drawn.
 
     Where it has drawn nothing, it fails, and the target goes on alone.
     """
+    monkeypatch.setattr(PathPsi, "draws", 1)  # each more is a level of the enumeration
 
     def overflowing(key: tuple[int, ...]) -> Tensor:
-        return torch.full((3,), torch.nan) if key == (1,) else torch.tensor([0.2, 0.5, 0.3])
+        weights = [0.4, 0.6] if sum(key) % 2 else [0.55, 0.45]
+        return torch.full((2,), torch.nan) if key == after else torch.tensor(weights)
 
-    drafter = bound(*PAIRS["same"], algorithm, distribution=overflowing)
-    target = ToyTarget(3, order=1, seed=1)
+    T, D = [b"ab", b"aa", b"bb", b"ba", b"b", b"a"], [b"a", b"b"]  # noqa: N806
+    if algorithm == "standard":
+        T = D = [b"a", b"b"]  # noqa: N806
+    drafter = bound(T, D, algorithm, distribution=overflowing, order=2, **options)
+    target = ToyTarget(len(T), order=1, seed=1)
 
     def answered(sampler: Sampler, length: int) -> tuple[int, ...]:
-        done = sequence(target, drafter, [0, 0], length, sampler)
+        done = sequence(target, drafter, [1, 1], length, sampler)
         while not done.finished:
             step([done], target)
         return tuple(done.ids[2:])
 
-    for length in (1, 3):
+    for length in (1, 2):
         ours = enumerate_distribution(partial(answered, length=length))
-        assert_same_distribution(ours, exact_distribution(target, [0, 0], length))
+        assert_same_distribution(ours, exact_distribution(target, [1, 1], length))
 
 
 SPELLINGS = st.sampled_from([b"a", b"b", b"aa", b"ab", b"ba", b"aab"])

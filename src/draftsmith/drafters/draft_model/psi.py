@@ -127,7 +127,13 @@ class Enumerate:
         return found
 
     def step(self, walk: Walk, q: Tensor, sampler: Sampler) -> None:
-        """Add one drafter id to `walk`, drawn from the drafter's distribution q (V_D,) after it."""
+        """Add one drafter id to `walk`, drawn from the drafter's distribution q (V_D,) after it.
+
+        If no id has a probability, the walk ends with ⊥.
+        """
+        if not bool(q.any()):
+            walk.over = True
+            return
         drawn = sampler.draw(q)
         walk.ids = (*walk.ids, drawn)
         walk.text += self.texts[drawn] or ""

@@ -145,14 +145,16 @@ class StringRejection(StringMatch):
         """Return a function for the drafter's distributions after other letters than the plan's.
 
         It is also called during verification, so it keeps the text and the distribution of this
-        draft. `before` are the first ids of the plan.
+        draft. `before` are the first ids of the plan. Where the drafter overflows, no id has a
+        probability. An error would drop the proposal depending on what it was: a wrong
+        distribution.
         """
         after, distribution, mask = self.after, self.distribution, self.rule.mask
 
         def distributions(branches: Sequence[Ids]) -> dict[Ids, Tensor]:
             logits = after.logits(before, branches)
             return {
-                ids: distribution.probs(distribution.scores(None, mask(row)))
+                ids: distribution.probs(distribution.scores(None, mask(row))).nan_to_num(0.0)
                 for ids, row in logits.items()
             }
 
