@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 from typing import Any
 
@@ -13,7 +14,7 @@ from pairs import Parrot
 
 import tiny
 from architectures import RECURRENT, VOCAB, build, prompt
-from draftsmith import accelerate
+from draftsmith import accelerate, builtin
 from draftsmith.core.drafter import Drafter
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.copyspec import CopySpec
@@ -127,10 +128,24 @@ def test_rows_of_the_cache_are_given_back() -> None:
     for message in ("hello world", "the quick brown fox"):
         expected.send(message)
     assert chat.messages == expected.messages
+    serving.generate(TEXTS, max_new_tokens=8)
+    assert len(rows) == 1, "only the chat's row is open"
     del chat  # nobody closes it
     gc.collect()
     serving.generate("the", max_new_tokens=8)
     assert len(rows) <= 1
+
+
+def test_the_memory_of_a_draft_model_with_shorter_tokens_is_counted() -> None:
+    target = Engine.from_pretrained("edit-1m", drafter=DraftModel("edit-bytes", algorithm="slem"))
+    bound: Any = target.drafter
+    text = "\n".join(builtin.demo())
+    ids = len(target.model.tokenizer.encode(text))
+    assert bound.bytes_for(ids) >= 2 * bound.runner.row_bytes(len(text.encode()))
+    limited = dataclasses.replace(drafters()["tli"], model=small(max_position_embeddings=64))
+    bound = engine(limited).drafter
+    state = bound.copier.bytes_for(2 * 100_000)
+    assert bound.bytes_for(100_000) <= 2 * bound.runner.row_bytes(64) + state
 
 
 def test_the_users_model_is_left_alone() -> None:

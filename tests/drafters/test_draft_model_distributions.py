@@ -28,7 +28,7 @@ from torch import Tensor
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.loop import step
-from draftsmith.core.sampling import Gumbel, Sampler, SamplingParams
+from draftsmith.core.sampling import Gumbel, Sampler, SamplingParams, TorchSampler
 from draftsmith.drafters.draft_model.psi import PathPsi
 from draftsmith.testing import (
     Scripted,
@@ -98,6 +98,22 @@ def test_a_draft_model_that_overflows_after_a_token_keeps_the_distribution(
     for length in (1, 2):
         ours = enumerate_distribution(partial(answered, length=length))
         assert_same_distribution(ours, exact_distribution(target, [1, 1], length))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("algorithm", ["standard", "tli", "slem", "slrs"])
+def test_a_draft_model_that_always_overflows_is_reported(
+    algorithm: str, temperature: float
+) -> None:
+    nothing = torch.full((3,), torch.nan)
+    drafter = bound(*PAIRS["same"], algorithm, distribution=lambda _key: nothing)
+    params, target = SamplingParams(temperature=temperature), ToyTarget(3, order=1, seed=1)
+    done = sequence(target, drafter, [0, 0], 9, TorchSampler.seeded(0), params)
+    while not done.finished:
+        step([done], target)
+    assert done.stats.drafted == 0
+    assert done.stats.drafter_failures == 1
+    assert any("the drafter failed" in notice for notice in done.notices.values())
 
 
 SPELLINGS = st.sampled_from([b"a", b"b", b"aa", b"ab", b"ba", b"aab"])

@@ -62,7 +62,7 @@ class BoundHead(Drafter):
     lock: threading.RLock = field(init=False, default_factory=threading.RLock)
     """Held while the head runs."""
     forgotten: list[Any] = field(init=False, default_factory=list)
-    """Rows of sequences that were closed; freed before the next draft."""
+    """Rows of sequences that have ended. Garbage collection adds rows at any time."""
 
     @classmethod
     def of(
@@ -127,6 +127,12 @@ class BoundHead(Drafter):
             for entries, output, nodes in zip(several, outputs, questions, strict=True)
         ]
         return list(torch.split(self.head.logits(torch.cat(news)), [len(new) for new in news]))
+
+    def close_forgotten(self) -> None:
+        """Close the rows of sequences that have ended or were collected as garbage."""
+        with self.lock:
+            while self.forgotten:
+                self.runner.close(self.forgotten.pop())
 
     def likeliest(self, logits: Tensor, width: int) -> tuple[Any, Any]:
         """Return (m, width) target ids and probabilities of the highest logits (m, K)."""
@@ -279,9 +285,8 @@ class Entries:
         It is 0 if the target has no states yet. The caller holds the drafter's lock, also for
         `ask`.
         """
-        runner, forgotten = self.drafter.runner, self.drafter.forgotten
-        while forgotten:
-            runner.close(forgotten.pop())
+        runner = self.drafter.runner
+        self.drafter.close_forgotten()
         # Position i reads x_{i+1} and g_i, so the last token has a position, too.
         total, g = len(ctx.ids) - 1, ctx.hidden
         if g is None or len(g) != total or not total:
@@ -295,7 +300,7 @@ class Entries:
         ids, g = list(ctx.ids[1 + first :]), g[first:]
         if self._opened is None:
             self.row = runner.open(ids)
-            self._opened = weakref.finalize(self, forgotten.append, self.row)
+            self._opened = weakref.finalize(self, self.drafter.forgotten.append, self.row)
         else:
             runner.extend(self.row, ids)
         self.drafter.head.feed(g[self.row.cached :])
@@ -331,6 +336,7 @@ class Entries:
         if self._opened is not None:
             self._opened()
             self._opened = None
+            self.drafter.close_forgotten()
 
 
 class _Sequence(DrafterState):

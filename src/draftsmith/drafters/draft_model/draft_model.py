@@ -6,6 +6,7 @@ Heterogeneous Vocabularies". What differs between them is in `tli`, `slem` and `
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -105,6 +106,7 @@ class DraftModel(Drafter):
         _check(loaded, self.tokens)
         pair = self._pair(model, loaded)
         algorithm, why = self._choose(pair)
+        copier = LongestMatch() if self.copies else None
         return BoundDraftModel(
             self,
             Runner(loaded),
@@ -112,8 +114,8 @@ class DraftModel(Drafter):
             guesses=self.reproducible or algorithm == "slem",
             why=why,
             rewinds=loaded.capabilities.cache != "replay",
-            row_bytes=loaded.row_bytes,
-            copier=LongestMatch() if self.copies else None,
+            state_bytes=partial(_state_bytes, loaded, copier, _finer(pair)),
+            copier=copier,
         )
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
@@ -204,6 +206,22 @@ def _check(loaded: LoadedModel, tokens: int) -> None:
             f"draft_model: tokens must be < {context}, the context of {loaded.name}, which must "
             f"hold some text as well, got {tokens}"
         )
+
+
+def _finer(pair: Pair) -> float:
+    """Return the draft model's tokens for each token of the target, in a sample text."""
+    if pair.shared.same or pair.target is None or pair.drafter is None:
+        return 1.0
+    sample = "\n".join(builtin.demo())
+    target, drafter = (Usage(vocabulary, sample) for vocabulary in (pair.target, pair.drafter))
+    return len(drafter.ids) / max(1, len(target.ids))
+
+
+def _state_bytes(loaded: LoadedModel, copier: Drafter | None, finer: float, positions: int) -> int:
+    """Return twice the size of a row, because growing copies it, plus the copier's state."""
+    own = math.ceil(finer * positions)
+    row = own if loaded.context_length is None else min(own, loaded.context_length)
+    return 2 * loaded.row_bytes(row) + (0 if copier is None else copier.bytes_for(own))
 
 
 def _end_ids(loaded: LoadedModel) -> frozenset[int]:

@@ -5,6 +5,7 @@ Everything that depends on the algorithm is in a `Translation`.
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -45,14 +46,14 @@ class BoundDraftModel(Drafter):
     """Reason for its algorithm; empty if the user chose it."""
     rewinds: bool = True
     """Whether its cache can drop drafted tokens at no cost; else they are never committed."""
-    row_bytes: Callable[[int], int] = lambda _positions: 0
-    """Number of tokens → bytes that the draft model keeps for them."""
+    state_bytes: Callable[[int], int] = lambda _positions: 0
+    """Number of target tokens → bytes that the draft model and the copier keep for them."""
     copier: Drafter | None = None
     """Predicts the tokens of the draft model, to read several per pass; None: not used."""
     lock: threading.RLock = field(init=False, default_factory=threading.RLock)
     """Held while drafting, because all sequences share one cache."""
     forgotten: list[SequenceRow] = field(init=False, default_factory=list)
-    """Rows of sequences that were collected as garbage; closed before the next draft."""
+    """Rows of sequences that have ended. Garbage collection adds rows at any time."""
 
     name: ClassVar[str] = "draft_model"
 
@@ -74,9 +75,7 @@ class BoundDraftModel(Drafter):
         return Needs(why=self.why)
 
     def bytes_for(self, positions: int) -> int:
-        """Return twice the size of a row, because growing copies it, plus the copier's state."""
-        copies = 0 if self.copier is None else self.copier.bytes_for(positions)
-        return copies + 2 * self.row_bytes(positions)
+        return self.state_bytes(positions)
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
         return _Sequence(self)
@@ -84,12 +83,17 @@ class BoundDraftModel(Drafter):
     def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
         sequences = cast("Sequence[_Sequence]", states)
         with self.lock, torch.inference_mode():
-            while self.forgotten:
-                self.runner.close(self.forgotten.pop())
+            self.close_forgotten()
             active = [s for s, ctx in zip(sequences, contexts, strict=True) if s.begin(ctx)]
             while active:
                 active = self._draft_on(active)
             return [sequence.translation.draft() for sequence in sequences]
+
+    def close_forgotten(self) -> None:
+        """Close the rows of sequences that have ended or were collected as garbage."""
+        with self.lock:
+            while self.forgotten:
+                self.runner.close(self.forgotten.pop())
 
     def _draft_on(self, active: Sequence[_Sequence]) -> list[_Sequence]:
         """Run one pass and draft its tokens; return the sequences that continue drafting."""
@@ -135,17 +139,24 @@ def pick(sequences: Sequence[_Sequence], logits: Sequence[Tensor]) -> list[Pick 
         rows = [scores[None] for scores in greedy.values()]
         found = best(rows[0] if len(rows) == 1 else torch.cat(rows))
         for i, (token, probability) in zip(greedy, found, strict=True):
-            picks[i] = token, None, probability
+            if not math.isnan(probability):
+                picks[i] = token, None, probability
+            elif not sequences[i].begun:
+                raise FloatingPointError("the draft model's logits are not finite")
     return picks
 
 
 def best(scores: Tensor) -> list[tuple[int, float]]:
-    """Return the arg-max and its probability for each row (N, V), with one copy to the host."""
+    """Return the arg-max and its probability for each row (N, V), with one copy to the host.
+
+    The probability is NaN after an overflow.
+    """
     scores = scores if scores.dtype == torch.float64 else scores.float()
     if scores.device.type == "cpu":  # NumPy takes half the time there
         rows = scores.numpy()
         top = rows.argmax(-1)
-        sums = np.exp(rows - rows[range(len(rows)), top, None]).sum(-1)
+        with np.errstate(invalid="ignore"):
+            sums = np.exp(rows - rows[range(len(rows)), top, None]).sum(-1)
         return list(zip(top.tolist(), (1 / sums).tolist(), strict=True))
     found = scores.max(-1)
     confidence = (found.values - scores.logsumexp(-1)).exp()
@@ -265,3 +276,4 @@ class _Sequence(DrafterState):
         if self._opened is not None:
             self._opened()
             self._opened = None
+            self.drafter.close_forgotten()

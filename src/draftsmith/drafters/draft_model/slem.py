@@ -8,9 +8,9 @@ beside this file.
 from __future__ import annotations
 
 import math
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -127,17 +127,11 @@ def longest_overlap(old: Sequence[int], new: Sequence[int]) -> int:
 
 def _parts(vocabulary: Vocabulary, ids: Sequence[int]) -> Iterator[bytes | int]:
     """Yield the bytes of ids between control tokens, and the ids of control tokens."""
-    run = b""
-    for i in ids:
-        if i in vocabulary.special:
-            if run:
-                yield run
-            yield i
-            run = b""
-        else:
-            run += vocabulary.tokens[i] or b""
-    if run:
-        yield run
+    for special, part in groupby(ids, vocabulary.special.__contains__):
+        if special:
+            yield from part
+        elif run := b"".join(vocabulary.tokens[i] or b"" for i in part):
+            yield run
 
 
 class StringMatch(Translation):
@@ -193,7 +187,7 @@ class StringMatch(Translation):
         self.ids[d + kept :] = new[same:]
         target = [bridge.target_text(i) for i in ids[t:]]
         found = boundaries(target, [*drafted[:kept], *map(bridge.drafter_text, new[same:])])
-        self.anchors = [a for a in self.anchors if a[0] < t]
+        del self.anchors[bisect_left(self.anchors, (t, 0)) :]
         self.anchors += ((t + i, d + j) for i, j in found)
         if self.anchors[-1] != (len(ids), len(self.ids)):  # a tokenizer that rewrites its input
             self.anchors.append((len(ids), len(self.ids)))
@@ -221,9 +215,9 @@ class StringMatch(Translation):
 
     def _tokens(self) -> list[int]:
         """Return the target's tokens of the draft."""
-        before, read = self.context.ids[-LOOK_BEHIND:], self.ids[: self.start]
+        before, last = self.context.ids[-LOOK_BEHIND:], self.ids[self.start - 1 : self.start]
         return self.bridge.to_target(
-            before, self.ids[self.start :], self.bridge.drafter.bytes_of(read[-1:])
+            before, self.ids[self.start :], self.bridge.drafter.bytes_of(last)
         )
 
     def truncate(self, length: int) -> None:
