@@ -344,6 +344,9 @@ def test_cascades_nest() -> None:
         ("copyspec(auto)", "options need names"),
         ("cascade(auto, gamma=3)", "unknown option of cascade 'gamma'"),
         ("cascade(auto, drafters=('copyspec',))", "twice"),
+        ("copyspec(gamma=3, gamma=4)", "an option twice"),
+        ("copyspec(gamma={[1]: 2})", "must be a literal"),
+        ("+".join(["copyspec"] * 5000), "cannot be parsed"),
     ],
 )
 def test_what_cannot_be_read(spec: str, message: str) -> None:

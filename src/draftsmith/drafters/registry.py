@@ -60,8 +60,8 @@ def parse(spec: str | Drafter) -> Drafter:
         )
     try:
         node = ast.parse(_quoted(spec.strip()), mode="eval").body
-    except (SyntaxError, ValueError) as error:
-        raise OptionError(f"drafter {spec!r} cannot be parsed; {_LIKE}") from error
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise OptionError(f"drafter {shown(spec)} cannot be parsed; {_LIKE}") from error
     return _drafter(node, spec)
 
 
@@ -103,6 +103,8 @@ def _drafter(node: ast.expr, spec: str) -> Drafter:
     cls = lookup(name)
     known = [f.name for f in fields(cls)]
     options = dict(_option(keyword, spec) for keyword in keywords)
+    if len(options) < len(keywords):
+        raise OptionError(f"drafter {spec!r}: {name} has an option twice")
     for option in options:
         if option not in known:
             raise UnknownName(f"option of {name}", option, known)
@@ -133,9 +135,11 @@ def _drafter(node: ast.expr, spec: str) -> Drafter:
 
 
 def _summands(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return [*_summands(node.left), *_summands(node.right)]
-    return [node]
+    found: list[ast.expr] = []
+    while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        found = [*_summands(node.right), *found]
+        node = node.left
+    return [node, *found]
 
 
 def _option(keyword: ast.keyword, spec: str) -> tuple[str, Any]:
@@ -145,7 +149,7 @@ def _option(keyword: ast.keyword, spec: str) -> tuple[str, Any]:
         return keyword.arg, _drafter(keyword.value, spec)
     try:
         return keyword.arg, ast.literal_eval(keyword.value)
-    except ValueError:
+    except (ValueError, TypeError):  # TypeError: a list as a key
         raise OptionError(
             f"drafter {spec!r}: the value of {keyword.arg} must be a literal; {_LIKE}"
         ) from None
