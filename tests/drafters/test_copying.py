@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -251,3 +252,21 @@ def test_copied_share_of_the_paper(shared_data: Path) -> None:
     assert redundant[None, 2].stats.tokens_per_pass == pytest.approx(2.0, abs=0.05)
     bench = replayed("mt_bench")
     assert 0.19 <= bench[None, None].stats.accepted_share <= 0.215
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["copyspec(gamma=10)", "prompt_lookup", "prompt_lookup(max=10)", "longest_match",
+     "spectra(pool=False)"],
+)  # fmt: skip
+def test_a_state_takes_no_more_memory_than_is_counted(spec: str) -> None:
+    drafter, numbers = parse(spec), random.Random(0)
+    ids = [numbers.randrange(1000, 50_000) for _ in range(4000)]
+    opened = []
+
+    def draft() -> None:
+        ctx = context(ids)
+        opened.append(drafter.open(ctx))
+        opened[0].draft(ctx)
+
+    assert 0.1 * drafter.bytes_for(4000) < peak_bytes(draft) <= drafter.bytes_for(4000)

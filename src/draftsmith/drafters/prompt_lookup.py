@@ -41,6 +41,10 @@ class PromptLookup(Drafter):
     def preferred_width(self) -> int:
         return self.tokens
 
+    def bytes_for(self, positions: int) -> int:
+        """Return the size of one index for each n; an n-gram takes eight bytes per id."""
+        return (300 + 8 * self.max) * (self.max - self.min + 1) * positions
+
     def open(self, ctx: Context) -> DrafterState:
         sizes = range(self.max, self.min - 1, -1)
         return Copier(ctx, self.name, sizes, self.tokens, self.match, overlap=True)

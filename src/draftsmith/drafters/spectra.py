@@ -98,6 +98,10 @@ class Spectra(Drafter):
             sizes = [max(self.N, Retrieval(self.corpus).depth)] * self.G
         return pool + sum(sizes[: self.G])
 
+    def bytes_for(self, positions: int) -> int:
+        """Return the size of the dictionaries; every pass adds the n-grams of W chains."""
+        return (1024 + 200 * self.W * self.pool) * positions
+
     def needs_of(self, model: ModelFacts) -> Needs:
         """Return `needs`; raise OptionError if the corpus was built for another vocabulary."""
         if self.corpus is not None:
@@ -143,6 +147,9 @@ class Lookahead(Drafter):
             self.N, self.W, self.G, tau=1.0, backward=False, sub_ngrams=False,
             positions=self.positions, seed=self.seed,
         )  # fmt: skip
+
+    def bytes_for(self, positions: int) -> int:
+        return self.spectra().bytes_for(positions)
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
         return _Pool(self.spectra(), self.name)
