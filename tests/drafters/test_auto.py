@@ -13,13 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from auto_steps import opened, step, steps
 from drafted import context
 from safetensors.numpy import load_file, save_file
 
 from draftsmith.core.cost import CostCurve
+from draftsmith.core.draft import EMPTY
+from draftsmith.core.drafter import Outcome
 from draftsmith.core.stats import PREDICTION
-from draftsmith.core.target import ModelFacts
+from draftsmith.core.target import ModelFacts, RowOutput
+from draftsmith.core.verify import Verification
 from draftsmith.drafters import context_index, mixer_prior
 from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.mixer import MAX_WEIGHT
@@ -80,6 +84,23 @@ def test_a_rewound_state_knows_what_a_fresh_one_does(seed: int) -> None:
     expected = fresh.draft(other)
     assert (rewound.tokens, rewound.chances) == (expected.tokens, expected.chances)
     assert all(map(np.array_equal, learned, auto.mixer))
+
+
+def test_passes_without_a_draft_teach_the_emitted_tokens_alone() -> None:
+    """Also before the prediction is indexed, as after a rewind."""
+    text = [5, 6, 7, 8] * 20
+    mixers = []
+    for early in (False, True):
+        auto, ctx = opened(text[:40], prediction=tuple(range(50, 90)))
+        if early:
+            auto.take(ctx)
+        for token in text[40:44]:
+            ctx.ids = [*ctx.ids, token]
+            emitted = Verification((), (token,), (None,))
+            auto.observe(ctx, Outcome(EMPTY, emitted, RowOutput(torch.empty((0, 0)))))
+        auto.draft(ctx)
+        mixers.append(auto.mixer)
+    assert all(map(np.array_equal, *mixers))
 
 
 LONG = 25_000

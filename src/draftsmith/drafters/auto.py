@@ -330,9 +330,9 @@ class AutoState(DrafterState):
 
     def observe(self, ctx: Context, outcome: Outcome) -> None:
         count, drafted = len(outcome.verification.tokens), outcome.draft.size
+        self.take(ctx)  # a state that was truncated indexes the prediction again
         if self.emitted is None:
-            self.emitted = self.offset + len(ctx.ids) - count
-        self.take(ctx)
+            self.emitted = self.length - count
         output = outcome.output.first(1 + drafted)
         logits, tokens = output.logits, (ctx.ids[-1 - count], *outcome.draft.tokens)
         if self.config.logits and logits.shape[0] > drafted and logits.shape[1] >= TOP:
