@@ -180,6 +180,17 @@ def test_a_row_that_is_kept_serves_a_head(folder: str) -> None:
         assert check_drafts(engine.model.model, plainly, drafter.found[:3], LAYERS) > 12
 
 
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_head_that_overflows_is_reported(sample: bool, tmp_path: Path) -> None:
+    tensors = random_head(64, VOCAB, 40)
+    tensors["norm.weight"].fill_(torch.inf)
+    head = Eagle3(save(tmp_path, tensors, layer_ids=(1,) * 3), sample=sample)
+    engine, options = Engine.from_pretrained(target()), {"max_new_tokens": 9, "seed": 1}
+    found = engine.generate(prompt(9), drafter=head, budget=6, temperature=sample * 1.0, **options)
+    assert found.stats.drafter_failures == 1
+    assert any("the drafter failed" in notice for notice in found.notices)
+
+
 def test_chats_and_answers_that_are_broken_off(folder: str) -> None:
     from tiny import model, tokenizer
 

@@ -374,7 +374,10 @@ class _Sequence(DrafterState):
             tree.add(tree.open[0], [self.context.sampler.draw(q)], [1.0])
             return tree.choose()
         tokens, probs = self.drafter.likeliest(logits, 1 if tree.chain else CANDIDATES)
-        for node, *found in zip(list(tree.open), tokens.tolist(), probs.tolist(), strict=True):
+        known = probs.tolist()
+        if not tree.nodes and not any(known[0]):
+            raise FloatingPointError("the head's logits are not finite")
+        for node, *found in zip(list(tree.open), tokens.tolist(), known, strict=True):
             tree.add(node, *found)
         return tree.choose()
 
