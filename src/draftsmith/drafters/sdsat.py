@@ -240,7 +240,7 @@ def questions(held: tuple[float, ...], found: int, nodes: int, depth: int) -> tu
         pairs = sorted(
             (-ends[j] * reach[i], i, j)
             for j in range(c + 1)
-            for i in range(1, min(len(held), depth - j) + 1)
+            for i in range(1, min(len(held), depth - j, nodes - c) + 1)
         )[: nodes - c]
         promise = sum(reach[1 : c + 1]) - ANSWER * sum(pair[0] for pair in pairs)
         if promise > best:
