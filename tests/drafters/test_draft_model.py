@@ -24,6 +24,7 @@ from draftsmith.drafters.longest_match import LongestMatch
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import DraftsmithError, LoadError, OptionError, UnsupportedError
+from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
 from replica import contents
 from tiers import slow_after
@@ -92,6 +93,15 @@ def test_the_reason_for_the_algorithm_is_reported() -> None:
     other = DraftModel(small(), tokenizer=tiny.tokenizer(300))
     told = engine(other).generate("the", max_new_tokens=2).notices
     assert any("draft_model uses tli" in n and "overlap is large" in n for n in told)
+
+
+def test_an_algorithm_that_cannot_be_used_is_not_chosen() -> None:
+    """Bytes suggest slrs, whose longest proposal needs more context than this model has."""
+    loaded = load("edit-bytes")
+    loaded.model.config.max_position_embeddings = 100
+    drafter = DraftModel(loaded.model, tokenizer=loaded.tokenizer)
+    answer = Engine.from_pretrained("edit-1m", drafter=drafter).generate("def", max_new_tokens=4)
+    assert any("uses slem" in notice and "context" in notice for notice in answer.notices)
 
 
 def test_reproducible_answers_do_not_depend_on_the_drafter() -> None:

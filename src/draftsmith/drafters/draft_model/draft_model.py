@@ -106,11 +106,18 @@ class DraftModel(Drafter):
         _check(loaded, self.tokens)
         pair = self._pair(model, loaded)
         algorithm, why = self._choose(pair)
+        try:
+            translate = ALGORITHMS[algorithm](pair)
+        except (OptionError, UnsupportedError) as error:
+            if self.algorithm != "auto" or algorithm == "slem":
+                raise
+            algorithm, translate = "slem", ALGORITHMS["slem"](pair)
+            why = f"{self.name} uses slem with {_shown(self.model)}: {error}"
         copier = LongestMatch() if self.copies else None
         return BoundDraftModel(
             self,
             Runner(loaded),
-            ALGORITHMS[algorithm](pair),
+            translate,
             guesses=self.reproducible or algorithm == "slem",
             why=why,
             rewinds=loaded.capabilities.cache != "replay",
