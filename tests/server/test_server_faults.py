@@ -215,6 +215,8 @@ def test_a_grammar_that_takes_too_long_holds_nobody_up(monkeypatch: pytest.Monke
             assert next(lines).startswith("data: ")
             api.settings = replace(usual, grammar_seconds=0.01)
             refused = asked("explodes")
+            api.settings = replace(usual, timeout=0.01, grammar_seconds=200)
+            assert asked("explodes").status_code == 504, "it counts for the request's time"
             api.settings = usual
             assert refused.status_code == 400
             assert refused.json()["error"]["param"] == "response_format"

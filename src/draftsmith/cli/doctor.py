@@ -17,8 +17,10 @@ from draftsmith.cli.loading import busy, load_model, waiting
 from draftsmith.cli.options import Json, PlaceOptions
 from draftsmith.cli.render import facts_table, plain_table
 from draftsmith.cli.report import print_json, stdout
+from draftsmith.errors import DraftsmithError, OptionError
 
 if TYPE_CHECKING:
+    from draftsmith.drafters.trained_head import HeadDrafter
     from draftsmith.model.loaded import LoadedModel
 
 _WIDE = 16
@@ -49,16 +51,31 @@ def doctor(
     draftsmith doctor
     draftsmith doctor Qwen/Qwen3-0.6B --device cuda
     """
+    tried = None if head is None else head_of(head)  # before anything is loaded
     loaded = load_model(place)
     with waiting("measuring …"):
-        record = examine(loaded, head)
+        record = examine(loaded, tried)
     if as_json:
         print_json(record)
     else:
         show(record)
 
 
-def examine(loaded: LoadedModel, head: str | None) -> dict[str, Any]:
+def head_of(text: str) -> HeadDrafter:
+    """Return the drafter that `--head` names; raises OptionError."""
+    from draftsmith.drafters.registry import parse
+    from draftsmith.drafters.trained_head import HeadDrafter
+
+    try:
+        drafter = parse(text)
+    except OptionError as error:
+        raise OptionError(f"--head must be eagle3(model=…) or mtp(…); {error}") from None
+    if not isinstance(drafter, HeadDrafter):
+        raise OptionError(f"--head must be eagle3(model=…) or mtp(…), got {text}")
+    return drafter
+
+
+def examine(loaded: LoadedModel, head: HeadDrafter | None) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values; `head`: a drafter with a trained head."""
     from draftsmith.model.load import load
     from draftsmith.model.measure import compare_dtypes, versions
@@ -86,18 +103,12 @@ def examine(loaded: LoadedModel, head: str | None) -> dict[str, Any]:
     return record
 
 
-def trained_head(loaded: LoadedModel, head: str | None, plain: float) -> dict[str, Any]:
+def trained_head(loaded: LoadedModel, head: HeadDrafter | None, plain: float) -> dict[str, Any]:
     """Which trained head fits, and what its step costs; `plain`: seconds of a plain pass."""
-    from draftsmith.drafters.registry import parse
-    from draftsmith.drafters.trained_head import BoundHead, HeadDrafter
-    from draftsmith.errors import DraftsmithError, OptionError
+    from draftsmith.drafters.mtp import MTP
+    from draftsmith.drafters.trained_head import BoundHead
 
-    try:
-        drafter = parse(head or "mtp")
-    except OptionError as error:
-        raise OptionError(f"--head must be eagle3(model=…) or mtp(…); {error}") from None
-    if not isinstance(drafter, HeadDrafter):
-        raise OptionError(f"--head must be eagle3(model=…) or mtp(…), got {head}")
+    drafter = head or MTP()
     try:
         bound = drafter.bind(loaded.facts)
         assert isinstance(bound, BoundHead)
@@ -106,8 +117,8 @@ def trained_head(loaded: LoadedModel, head: str | None, plain: float) -> dict[st
             return {"refused": str(error)}
         width = getattr(loaded.config, "hidden_size", "unknown")
         fits = (
-            "No trained head in its checkpoint. An EAGLE-3 head fits if it was trained for this "
-            f"model: it reads states of the width {width}, and names ids below {loaded.vocab_size}"
+            f"No trained head of its checkpoint can be used: {error}. An EAGLE-3 head fits if it "
+            f"was trained for this model: it reads states of the width {width}, and names ids below {loaded.vocab_size}"
         )
         return {"explained": f"{fits}; try one with --head 'eagle3(model=…)'."}
     spent = bound.step_seconds()
