@@ -64,11 +64,12 @@ def started(
 ) -> list[tuple[float, float, int, int]]:
     """Return for each arm the seconds of both checkouts, and how many answers are alike."""
     sources, pair = (Path(__file__).parents[1] / "src", args.other), dict[int, Checkout]()
+    how = {"model": args.model, "dtype": dtype, "tokens": args.tokens, "start": start,
+           "code": [shared.code(source) for source in sources]}  # fmt: skip
     warm = set[tuple[int, str]]()
 
     def both(*call: Any, first: int) -> list[Any]:
-        order = first, 1 - first
-        for n in order:
+        for n in (order := (first, 1 - first)):
             if n not in pair:
                 pair[n] = Checkout(sources[n], args.model, dtype, args.threads)
             if (n, call[1]) not in warm:
@@ -80,7 +81,6 @@ def started(
     rows = []
     for size, drafter in arms:
         calls = [prompts[i : i + size] for i in range(0, len(prompts), size)]
-        how = {"dtype": dtype, "tokens": args.tokens, "start": start}
         found = [
             args.results.recall(
                 drafter, call, partial(both, call, drafter, args.tokens, first=(n + start) % 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import lzma
 import os
@@ -21,6 +22,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
+import draftsmith
 from draftsmith import builtin
 from draftsmith.core.cost import LADDER, RecordedCost
 from draftsmith.core.sampling import SamplingParams
@@ -41,6 +43,8 @@ from draftsmith.text.tokenizer import encode, render_chat
 
 COMMAND = (sys.executable, "-c", "from draftsmith.cli import main; main()")
 """Starts `draftsmith` with the Python that runs the benchmark."""
+SOURCE = Path(draftsmith.__file__).parent
+"""The code that is measured."""
 HELD_OUT = ("pallets+flask", "TheAlgorithms+Python")
 """Repositories that the built-in models were not trained on."""
 LIVE = ("prompts/spec_bench.jsonl", "prompts/mt_redundant.jsonl", "prompts/humaneval.jsonl.gz",
@@ -112,12 +116,13 @@ def run(
     """Print what a benchmark yields and write it to NAME.md; return whether a promise was broken.
 
     The benchmark finds `args.results`, which is stored in NAME.jsonl, so that the same command
-    resumes after an interruption. It may change `args.name`.
+    resumes after an interruption. Results of other code are measured again. It may change
+    `args.name`.
     """
     args = options.parse_args(words)
     logging.disable_progress_bar()
     torch.set_num_threads(args.threads)
-    known = {"threads": args.threads, "machine": machine(), **versions()}
+    known = {"threads": args.threads, "machine": machine(), "code": code(SOURCE), **versions()}
     args.name = options.name
     args.output.mkdir(parents=True, exist_ok=True)
     args.results = Results(args.output / f"{options.name}.jsonl", **known)
@@ -146,6 +151,14 @@ def origin(command: str) -> str:
 
 
 # --------------------------------------------------------------------- results, intervals, times
+
+
+def code(folder: Path) -> str:
+    """Return a fingerprint of the Python files in a folder."""
+    found = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        found.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 class Results:
@@ -193,10 +206,13 @@ def plain_answers(args: argparse.Namespace, model: LoadedModel) -> list[Generati
 
 
 def answers(folder: Path, name: str, plan: RunPlan, **more: Any) -> Answers:
-    """Answer every prompt by every arm, except those in `folder`/answers/NAME.jsonl."""
+    """Answer every prompt by every arm, except those in `folder`/answers/NAME.jsonl.
+
+    Raises OptionError if other code gave those.
+    """
     path = folder / "answers" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = ResultFile(path, settings(plan, **more))
+    file = ResultFile(path, settings(plan, code=code(SOURCE), **more))
     for left_out in measure(plan, file, lambda _: print(".", end="", flush=True)):
         print(f"\n{left_out}")
     print()

@@ -21,12 +21,13 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import gpu, shared
+from benchmarks import checkouts, gpu, shared
 from benchmarks.gpu import checks
 from benchmarks.shared import Options
 
 import heads
 import tiny
+from draftsmith.lab.bench.records import Record
 
 FOLDER = Path(shared.__file__).parent
 FILES = {
@@ -36,6 +37,7 @@ FILES = {
 BENCHMARKS = sorted(
     name for name, path in FILES.items() if "def parser(" in path.read_text(encoding="utf-8")
 )
+MESSAGES = ({"role": "user", "content": "Hello"},)
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="processes cannot be stopped there")
 
 
@@ -71,6 +73,56 @@ def test_a_page_of_results_names_its_command_machine_and_date(tmp_path: Path) ->
     assert f"{shared.machine()}, 1 threads of {os.cpu_count()} cores" in lines["Machine"]
     assert f"torch {torch.__version__}" in lines["Versions"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", lines["Date"])
+
+
+def source(folder: Path, text: str) -> Path:
+    (folder / "deep").mkdir(parents=True, exist_ok=True)
+    (folder / "deep" / "code.py").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_results_of_changed_code_are_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "SOURCE", tmp_path / "src")
+    measured: list[str] = []
+
+    def once(args: argparse.Namespace) -> Iterator[str]:
+        yield args.results.recall("arm", 1, lambda: measured.append(text) or text)
+
+    for text in ("a", "a", "b", "a"):
+        source(tmp_path / "src", text)
+        shared.run(Options("x", "What."), once, ["-o", str(tmp_path / "out")])
+        assert (tmp_path / "out" / "x.md").read_text(encoding="utf-8").endswith(f"\n\n{text}\n")
+    assert measured == ["a", "b"]
+
+
+def test_checkouts_are_measured_again_if_the_other_one_or_the_model_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, str]] = []
+
+    class Fake:
+        def __init__(self, folder: Path, model: str, *_: Any) -> None:
+            started.append((folder.name, model))
+
+        def ask(self, prompts: list[Any], *_: Any) -> tuple[float, list[list[int]]]:
+            return 1.0, [[1]] * len(prompts)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(checkouts, "Checkout", Fake)
+    monkeypatch.setattr(shared, "live", lambda *_: [Record("a", "s", messages=MESSAGES)])
+    words = ["DATA", "--dtypes", "float32", "--quick", "--threads", "1", "-o", f"{tmp_path}/out"]
+    for number, (other, text, model) in enumerate(
+        [("one", "a", "edit-1m"), ("two", "b", "edit-1m"), ("two", "c", "edit-1m"),
+         ("two", "c", "edit-7m"), ("three", "c", "edit-7m")]
+    ):  # fmt: skip
+        path, started[:] = source(tmp_path / other, text), []
+        shared.run(
+            checkouts.parser(), checkouts.measure, [*words, "--other", f"{path}", "-m", model]
+        )
+        assert set(started) == ({("src", model), (other, model)} if number < 4 else set())
 
 
 @pytest.mark.parametrize("page", sorted(FOLDER.glob("results/*.md")), ids=lambda page: page.stem)
