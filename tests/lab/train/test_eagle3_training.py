@@ -90,6 +90,21 @@ def test_a_training_that_was_killed_ends_like_an_unbroken_one(
         train(model, RECIPE, texts, tmp_path / "whole")
 
 
+@pytest.mark.parametrize(
+    ("length", "says"),
+    [(16, "the held-out texts have 2 tokens in all"), (513, "the context of .* is 512 tokens")],
+)
+def test_unusable_texts_are_refused_before_the_training(
+    model: str, texts: Texts, tmp_path: Path, length: int, says: str
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("hello")
+    texts = replace(texts, held_out=(short,))
+    with pytest.raises(OptionError, match=says):
+        train(model, replace(RECIPE, length=length), texts, tmp_path / "head")
+    assert not (tmp_path / "head").exists()
+
+
 def test_a_trained_head_drafts_what_its_target_says(
     model: str, texts: Texts, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from torch.nn.functional import embedding
 from transformers import DynamicCache, LlamaConfig
 
 from draftsmith.core.target import Needs
-from draftsmith.errors import TrainingError, UnsupportedError
+from draftsmith.errors import OptionError, TrainingError, UnsupportedError
 from draftsmith.lab.corpus.build import Show, unseen
 from draftsmith.lab.train.batches import in_order
 from draftsmith.lab.train.curves import Curves
@@ -196,10 +196,14 @@ def train(
     run.check_free()
     # Nothing is generated, so the self-test need not capture passes.
     loaded = load(source, dtype="bfloat16" if recipe.bfloat16 else "float32", store="packed")
-    tokenizer, before = loaded.tokenizer, opening(loaded.tokenizer)
+    room, tokenizer = loaded.context_length, loaded.tokenizer
+    if room is not None and recipe.length > room:
+        raise OptionError(f"length={recipe.length}, but the context of {source} is {room} tokens")
+    cut = partial(sequences, length=recipe.length - 1, before=opening(tokenizer))
     text = stream(texts, tokenizer, 0.0, recipe.seed, show)
-    rows = sequences(text, recipe.length - 1, "texts", before)
+    rows = cut(text, what="texts")
     held_out = held_out_stream(texts, tokenizer)
+    measured = cut(held_out, what="held-out texts")[:_MEASURED] if texts.held_out else None
     if recipe.start:
         lessons = with_trained_head(loaded, recipe)
     else:
@@ -214,9 +218,9 @@ def train(
     }
     run.begin(recipe, about)
     seconds = _learn(lessons, run, rows, save_every, follow)
-    right = _measure(lessons, held_out, before) if len(held_out) else None
-    measured = {"right": right, "steps": recipe.steps, "seconds": seconds}
-    run.finish(partial(write, lessons, source), measured)
+    right = None if measured is None else _measure(lessons, measured)
+    found = {"right": right, "steps": recipe.steps, "seconds": seconds}
+    run.finish(partial(write, lessons, source), found)
     return TrainedHead(output, recipe.steps, recipe.steps * recipe.rows * recipe.length, right)
 
 
@@ -266,12 +270,9 @@ def _learn(
 
 
 @torch.no_grad()
-def _measure(
-    lessons: Lessons, stream: NDArray[np.int32], before: Sequence[int]
-) -> tuple[float, ...]:
+def _measure(lessons: Lessons, rows: NDArray[np.int32]) -> tuple[float, ...]:
     """The share of places that are right on held-out text, by unrolled step."""
     lessons.head.eval()
-    rows = sequences(stream, lessons.recipe.length - 1, "held-out texts", before)[:_MEASURED]
     device = lessons.ids.device
     found = [lessons.losses(torch.tensor(row[None], device=device).long())[1] for row in rows]
     return tuple(np.mean(found, axis=0).round(4).tolist())
