@@ -105,6 +105,16 @@ def test_unusable_texts_are_refused_before_the_training(
     assert not (tmp_path / "head").exists()
 
 
+def test_a_head_for_a_model_without_llamas_layout(texts: Texts, tmp_path: Path) -> None:
+    sizes = {"vocab_size": len(tiny.tokenizer()), "n_layer": 3, "n_positions": 32}
+    build("gpt2", **sizes).save_pretrained(tmp_path / "gpt2")
+    tiny.tokenizer().save_pretrained(tmp_path / "gpt2")
+    train(str(tmp_path / "gpt2"), replace(RECIPE, steps=1), texts, tmp_path / "head")
+    engine = Engine.from_pretrained(str(tmp_path / "gpt2"))
+    found = engine.generate("hello", max_new_tokens=8, drafter=f"eagle3(model={tmp_path / 'head'})")
+    assert not found.stats.drafter_failures
+
+
 def test_a_trained_head_drafts_what_its_target_says(
     model: str, texts: Texts, tmp_path: Path
 ) -> None:

@@ -211,7 +211,7 @@ def train(
         most = np.argsort(-counts, kind="stable")[: min(recipe.vocabulary, loaded.vocab_size)]
         lessons = with_new_head(loaded, recipe, torch.from_numpy(np.sort(most)))
     about = {
-        "model": fingerprint(loaded.model),
+        "model": fingerprint(loaded),
         "texts": zlib.crc32(text.tobytes()),
         "tokens": zlib.crc32(lessons.ids.cpu().numpy().tobytes()),
         "blocks": list(lessons.layers),
