@@ -10,7 +10,7 @@ import pytest
 
 import tiny
 from command import call as run_command
-from draftsmith.lab.train import sdsat
+from draftsmith.lab.train import run
 
 
 @pytest.fixture
@@ -61,8 +61,12 @@ def test_bad_input_is_one_line(folder: Path, args: tuple[object, ...], says: str
     assert not (folder / "out").exists()
 
 
-def test_missing_packages_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdsat, "NEEDED", ("accelerate", "no_such_package"))
-    result = call(folder)
+@pytest.mark.parametrize("kind", ["sdsat", "eagle3"])
+def test_missing_packages_are_named(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "NEEDED", ("accelerate", "no_such_package"))
+    texts, out = folder / "code.py", folder / "out"
+    result = run_command("train", kind, "-m", "no/model", "--texts", texts, "-o", out)
     assert result.exit_code == 2
     assert "training needs no_such_package; install" in result.stderr

@@ -35,7 +35,7 @@ from draftsmith.lab.corpus.build import Show, unseen
 from draftsmith.lab.train.batches import in_order
 from draftsmith.lab.train.curves import Curves
 from draftsmith.lab.train.recipe import HeadRecipe, Texts
-from draftsmith.lab.train.run import Run
+from draftsmith.lab.train.run import Run, check_installed
 from draftsmith.lab.train.texts import held_out_stream, sequences, stream
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.heads.eagle3 import Eagle3Head, build, fitted, usual_layers
@@ -192,6 +192,7 @@ def train(
     Goes on where an earlier training in the same folder was stopped. Raises OptionError, LoadError,
     UnsupportedError, TrainingError; nothing that exists is overwritten.
     """
+    check_installed()
     run = Run(output)
     run.check_free()
     # Nothing is generated, so the self-test need not capture passes.

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -27,10 +28,22 @@ from draftsmith.errors import LoadError, OptionError, WriteError
 from draftsmith.storage import sync_folder, write_text
 
 TRAINING = "training"
+NEEDED = ("accelerate", "peft", "tensorboardX", "matplotlib")
+"""Packages of the extra `train`."""
 _RUN, _STATE, _TENSORS, _MODEL = "run.json", "state.json", "state.safetensors", "model.new"
 _MEASURED = "measured.json"
 _SLOTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state of each weight."""
+
+
+def check_installed() -> None:
+    """Raise OptionError unless the packages of the extra are installed."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OptionError(
+            f"training needs {', '.join(missing)}; install them with `pip install "
+            "'draftsmith[train]'`"
+        )
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ weights and optimizer. So a killed training ends with the same weights as an uni
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import warnings
 import zlib
@@ -31,7 +30,7 @@ from draftsmith.lab.train.evaluate import DEPTHS, Depths, by_depth, standard_los
 from draftsmith.lab.train.loss import loss_of
 from draftsmith.lab.train.recipe import Options, Recipe, Texts
 from draftsmith.lab.train.rows import AdaptiveRows
-from draftsmith.lab.train.run import Run, kept_whole
+from draftsmith.lab.train.run import Run, check_installed, kept_whole
 from draftsmith.lab.train.texts import held_out_stream, sequences
 from draftsmith.lab.train.texts import stream as stream_of
 from draftsmith.lab.train.trainable import Trainable, open_trainable
@@ -39,8 +38,6 @@ from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.text.tokenizer import opening
 
-NEEDED = ("accelerate", "peft", "tensorboardX", "matplotlib")
-"""Packages of the extra `train`."""
 _MEASURED = 256
 """Most held-out sequences that are measured."""
 _BETAS = (0.9, 0.95)
@@ -113,16 +110,6 @@ def train(
         run.begin(recipe, about)
     trainer = Trainer(trainable, batches, run, options, accelerator, measured)
     return trainer.run_to_end(follow)
-
-
-def check_installed() -> None:
-    """Raise OptionError unless the packages of the extra are installed."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise OptionError(
-            f"training needs {', '.join(missing)}; install them with `pip install "
-            "'draftsmith[train]'`"
-        )
 
 
 class Trainer:
