@@ -15,6 +15,7 @@ from architectures import VOCAB, build, prompt
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.lab.train.eagle3 import HeadRecipe, HeadStep, train, with_new_head
+from draftsmith.lab.train.run import Run
 from draftsmith.lab.train.texts import Texts
 from draftsmith.model.load import load
 from heads import Plainly
@@ -88,6 +89,20 @@ def test_a_training_that_was_killed_ends_like_an_unbroken_one(
     assert whole.tokens == 4 * 2 * 16
     with pytest.raises(OptionError, match="already holds a model"):
         train(model, RECIPE, texts, tmp_path / "whole")
+
+
+def test_the_log_is_complete_before_its_checkpoint(
+    model: str, texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged, save = list[tuple[int, int]](), Run.save
+
+    def saved(run: Run, step: int, *state: Any) -> None:
+        logged.append((step, len((run.training / "log.csv").read_text().splitlines()) - 1))
+        save(run, step, *state)
+
+    monkeypatch.setattr(Run, "save", saved)
+    train(model, RECIPE, texts, tmp_path / "head", save_every=2)
+    assert logged == [(2, 2), (4, 4)]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from draftsmith.lab.corpus.build import Show, unseen
 from draftsmith.lab.train.batches import in_order
 from draftsmith.lab.train.curves import Curves
 from draftsmith.lab.train.recipe import HeadRecipe, Texts
-from draftsmith.lab.train.run import Run, check_installed
+from draftsmith.lab.train.run import Run, check_installed, kept_whole
 from draftsmith.lab.train.texts import held_out_stream, sequences, stream
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.heads.eagle3 import Eagle3Head, build, fitted, usual_layers
@@ -265,8 +265,9 @@ def _learn(
             curves.add(row)
             follow(row)
             if (step + 1) % save_every == 0 or step + 1 == recipe.steps:
+                with kept_whole(run.training):
+                    curves.flush()
                 run.save(step + 1, row.seconds, weights, adamw)
-                curves.flush()
     return perf_counter() - begin
 
 
