@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import shared
-from benchmarks.shared import Blocks, Options, run, table
+from benchmarks.shared import Blocks, Options, run, seconds, table
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.lab.bench.arms import build, parse_arm
 from draftsmith.lab.bench.generations import Generation
@@ -84,11 +84,11 @@ def measure(args: argparse.Namespace) -> Blocks:
     arms, dictate = build(model, [parse_arm(arm) for arm in ARMS]), args.answers == "commit"
     plan = RunPlan(model, arms, read(path).records, SamplingParams(), args.runs, dictate=dictate)
     found, rows = shared.answers(args.output, args.name, plan).rows, []
-    by_arm = {arm: sorted((r for r in found if r.arm == arm), key=lambda r: r.key) for arm in ARMS}
-    plain, lookup = ([row.seconds for row in by_arm[arm]] for arm in (PLAIN, LOOKUP))
+    by_arm = {arm: [row for row in found if row.arm == arm] for arm in ARMS}
     for arm, own in by_arm.items():
-        seconds, same = [row.seconds for row in own], sum(row.divergence is None for row in own)
-        speeds = shared.shown(plain, seconds), shared.shown(lookup, seconds)
+        same = sum(row.divergence is None for row in own)
+        others = (seconds(by_arm[name]) for name in (PLAIN, LOOKUP))
+        speeds = (shared.shown(other, seconds(own)) for other in others)
         rows.append((f"`{arm}`", *speeds, f"{same} of {len(own)}"))
     heads = ("", "speed over plain", "over transformers' prompt lookup", "same answer")
     yield f"{len(edits)} edits, answers: {args.answers}'s, {args.dtype}\n\n{table(heads, rows)}"

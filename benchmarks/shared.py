@@ -225,6 +225,11 @@ def over(rows: Sequence[Generation], arm: str, other: str) -> str:
     return interval([(a[key], b[key]) for key in a if key in b], speed_ratio).shown("×")
 
 
+def seconds(rows: Iterable[Generation]) -> list[float]:
+    """Return the median seconds of each prompt over its runs, in the order of the ids."""
+    return [time for _, (_, time) in sorted(paces(rows).items())]
+
+
 def ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
     """Return the median of a/b, pair by pair, with its 95 % bootstrap interval over pairs."""
     pairs = list(zip(a, b, strict=True))

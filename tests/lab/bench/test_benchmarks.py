@@ -17,6 +17,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,6 +74,12 @@ def test_a_page_of_results_names_its_command_machine_and_date(tmp_path: Path) ->
     assert f"{shared.machine()}, 1 threads of {os.cpu_count()} cores" in lines["Machine"]
     assert f"torch {torch.__version__}" in lines["Versions"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", lines["Date"])
+
+
+def test_runs_of_one_prompt_are_one_time() -> None:
+    found = [("b", 9.0), ("a", 1.0), ("b", 5.0), ("a", 4.0), ("b", 6.0), ("a", 2.0)]
+    rows: Any = [SimpleNamespace(id=key, output_ids=[1], seconds=at) for key, at in found]
+    assert shared.seconds(rows) == [2.0, 6.0]
 
 
 def source(folder: Path, text: str) -> Path:
