@@ -7,6 +7,7 @@ import hashlib
 import json
 import lzma
 import os
+import random
 import re
 import shlex
 import sys
@@ -54,6 +55,8 @@ ROOM = 64
 """Tokens by which an answer may be longer than the real new file."""
 RECORDED = RecordedCost({width: 1 + 0.013 * width for width in (0, *LADDER)})
 """Cost of passes where trees must be repeatable: a node costs 0.013 passes."""
+RESAMPLES = 1000
+"""Draws of pairs for an interval."""
 QUICK = "small sizes, only to see that it works"
 
 
@@ -232,8 +235,10 @@ def seconds(rows: Iterable[Generation]) -> list[float]:
 
 def ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
     """Return the median of a/b, pair by pair, with its 95 % bootstrap interval over pairs."""
-    pairs = list(zip(a, b, strict=True))
-    return interval(pairs, lambda some: median(x / y for x, y in some))
+    found, rng = [x / y for x, y in zip(a, b, strict=True)], random.Random(0)
+    medians = sorted(median(rng.choices(found, k=len(found))) for _ in range(RESAMPLES))
+    low, high = medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES) - 1]
+    return Interval(median(found), low, high)
 
 
 def shown(a: Sequence[float], b: Sequence[float]) -> str:

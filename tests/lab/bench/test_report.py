@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 import re
 import sys
 from pathlib import Path
@@ -18,7 +20,7 @@ from draftsmith.lab.bench.generations import Generation
 from draftsmith.lab.bench.page import page
 from draftsmith.lab.bench.plots import Plots
 from draftsmith.lab.bench.report import facts, markdown
-from draftsmith.lab.bench.summary import Section, paces, sections
+from draftsmith.lab.bench.summary import Section, interval, paces, sections, speed_ratio
 from draftsmith.lab.bench.versus import compare_files
 from draftsmith.lab.commands.bench_report import text_table
 
@@ -105,6 +107,25 @@ def test_speeds_are_totals_over_totals() -> None:
     assert none.token_ms == pytest.approx(1400 * 0.9 / 19)
     assert (four.identical, four.compared) == (5, 5)
     assert four.peak_mib == 5
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 10, 20])
+def test_intervals_of_few_prompts_hold_the_true_speed_up(count: int) -> None:
+    """Seconds over plain decoding's have the mean 1/2; every fifth answer is short."""
+    rng, hits, tries = random.Random(1), 0, 400
+    for _ in range(tries):
+        lengths = rng.choices([20.0, 160.0], [1, 4], k=count)
+        shares = [rng.lognormvariate(math.log(0.5) - 0.3**2 / 2, 0.3) for _ in lengths]
+        units = [((n, n * share), (n, n)) for n, share in zip(lengths, shares, strict=True)]
+        found = interval(units, speed_ratio)
+        hits += found.low < 2 < found.high
+    assert 0.9 <= hits / tries <= 0.98
+
+
+def test_one_prompt_has_no_interval() -> None:
+    (made,) = section(rows(count=1)).whole[2:3]
+    assert made.speedup.shown("×") == "2.00×"
+    assert made.as_dict()["speedup"] == {"value": 2.0, "low": None, "high": None}
 
 
 def test_runs_count_by_their_median() -> None:

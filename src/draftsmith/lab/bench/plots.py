@@ -186,7 +186,8 @@ class Plots:
                 found, colour = summary.speedup, self.colour[summary.arm]
                 axes.plot([found.low, found.high], [y, y], color=colour, linewidth=3, alpha=0.45)
                 axes.plot(found.value, y, "o", color=colour, mfc=self.fill(summary.arm), mew=2)
-            axes.set_xlim(left=0)
+            # The intervals of two or three prompts may be much longer.
+            axes.set_xlim(0, 2 * max(1.0, *(s.speedup.value for s in marks.values())))
             axes.xaxis.set_major_formatter("{x:g}×")
 
         return draw_rows(f"speed over {self.section.baseline}", rows, paint)

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftsmith.errors import OptionError
 from draftsmith.lab.bench.generations import Generation, differences
-from draftsmith.lab.bench.summary import Interval, interval, paces, rate, speed_ratio
+from draftsmith.lab.bench.summary import Interval, interval, paces, rate, speed_ratio, without_nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Comparison:
     changed: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        rows = list(map(asdict, self.rows))
+        rows = [without_nan(asdict(row)) for row in self.rows]
         return {"a": self.a, "b": self.b, "settings_differ": self.changed, "rows": rows}
 
 
