@@ -54,7 +54,7 @@ def arms(model: LoadedModel, plain: Path, args: argparse.Namespace) -> list[Arm]
     if args.as_loaded:
         theirs = load(args.model, dtype=model.dtype_name, prepack=False)
         return [*build(theirs, [parse_arm(AS_LOADED)]), *build(model, [parse_arm("auto")])]
-    cost = measured_cost(model, args.output / f"cost.{model.dtype_name}.json", args.quick)
+    cost = measured_cost(model, args.output / "answers", args.quick)
     best, head = LOOKUP.format(fastest(plain, cost)), f"eagle3(model={args.head})"
     rest = [head, f"auto(head={head})"] if args.head else ["hf:generate", "auto(tuned=False)"]
     return build(model, [parse_arm(name) for name in ("none", best, "auto", *rest)])

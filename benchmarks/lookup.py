@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from benchmarks.shared import SOURCE, code
 from draftsmith.drafters.registry import parse
 from draftsmith.lab.bench.cost import CostTable, measure_cost
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.estimate import predict
+from draftsmith.lab.bench.machine import linear_layers, machine
 from draftsmith.lab.bench.suites import read
 from draftsmith.lab.bench.sweep import Replayer, sweep
+from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.measure import Grid
+from draftsmith.model.measure import Grid, versions
+from draftsmith.storage import digest
 
 GRID = [(tokens, ngram) for tokens in (3, 4, 5, 7, 10, 15, 20) for ngram in (1, 2, 3, 4)]
 """Settings to try: tokens of a draft, and the longest n-gram to look up."""
@@ -30,8 +36,11 @@ def fastest(answers: Path, cost: CostTable) -> str:
     return "tokens={},ngram={}".format(*max(found, key=lambda setting: found[setting]))
 
 
-def measured_cost(model: LoadedModel, file: Path, quick: bool) -> CostTable:
-    """Return the cost of passes, measured unless the file exists."""
+def measured_cost(model: LoadedModel, folder: Path, quick: bool) -> CostTable:
+    """Return the cost of passes, measured unless the folder has one of the same circumstances."""
+    known = [fingerprint(model), model.dtype_name, linear_layers(model), torch.get_num_threads(),
+             machine(), versions(), code(SOURCE), quick]  # fmt: skip
+    file = folder / f"cost.{digest(known)}.json"
     if not file.is_file():
         contexts, repeats = ((64,), 1) if quick else ((128, 512, 1024), 9)
         grid = Grid(contexts=contexts, batches=(1,), repeats=repeats)

@@ -24,11 +24,13 @@ import pytest
 import torch
 from benchmarks import checkouts, gpu, shared
 from benchmarks.gpu import checks
+from benchmarks.lookup import measured_cost
 from benchmarks.shared import Options
 
 import heads
 import tiny
 from draftsmith.lab.bench.records import Record
+from draftsmith.model.load import load
 
 FOLDER = Path(shared.__file__).parent
 FILES = {
@@ -80,6 +82,13 @@ def test_runs_of_one_prompt_are_one_time() -> None:
     found = [("b", 9.0), ("a", 1.0), ("b", 5.0), ("a", 4.0), ("b", 6.0), ("a", 2.0)]
     rows: Any = [SimpleNamespace(id=key, output_ids=[1], seconds=at) for key, at in found]
     assert shared.seconds(rows) == [2.0, 6.0]
+
+
+def test_a_cost_is_measured_again_for_another_model(tmp_path: Path) -> None:
+    models = [load(name, dtype="float32") for name in ("edit-1m", "edit-1m", "edit-7m")]
+    first, same, other = (measured_cost(model, tmp_path, quick=True) for model in models)
+    assert first == same
+    assert (first.model, other.model) == ("edit-1m", "edit-7m")
 
 
 def source(folder: Path, text: str) -> Path:
