@@ -298,6 +298,13 @@ def test_lost_and_repeated_lines() -> None:
     assert repeated_lines(BEFORE, "") == 0
 
 
+def test_lost_lines_of_a_long_file_that_repeats_itself() -> None:
+    parts = [f"def f{i}(x):\n    y = x + {i}\n    return y\n\n\n" for i in range(4_000)]
+    edited = [part.replace("y", "z") for part in parts]
+    assert lost_lines("".join(parts), "".join(edited)) == 0  # cubic work would take hours
+    assert lost_lines("".join(parts), "".join(edited[:100] + edited[300:])) == 1_000
+
+
 @pytest.mark.parametrize(
     ("after", "notes"),
     [
@@ -324,6 +331,7 @@ def test_a_loop_differs_from_a_long_answer() -> None:
     assert looping(list(range(20)) * 3) == 20
     assert looping(list(range(20)) * 2 + [1]) == 0
     assert looping(list(range(200))) == 0
+    assert looping(list(range(200_000))) == 0  # quadratic work would take hours
 
 
 def test_a_looping_answer_is_reported(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:

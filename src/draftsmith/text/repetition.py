@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from itertools import pairwise
 
 LOOP_TOKENS = 48
 """Minimum number of tokens at the end, with one passage repeated, that count as a loop."""
@@ -13,18 +14,37 @@ LOOP_TOKENS = 48
 
 def looping(tokens: Sequence[int]) -> int:
     """Return the length of the passage that the end repeats at least three times; 0 if none."""
+    if len(tokens) < LOOP_TOKENS:
+        return 0
     for passage in range(1, len(tokens) // 3 + 1):
-        tail = tokens[-max(LOOP_TOKENS, 3 * passage) :]
-        if len(tail) >= LOOP_TOKENS and tail[passage:] == tail[:-passage]:
+        compared = range(-1, passage - max(LOOP_TOKENS, 3 * passage) - 1, -1)
+        if all(tokens[at] == tokens[at - passage] for at in compared):
             return passage
     return 0
 
 
 def lost_lines(before: str, after: str) -> int:
-    """Return the number of lines in `before` that have no counterpart in `after`."""
-    compared = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
-    spans = ((i2 - i1, j2 - j1) for _, i1, i2, j1, j2 in compared.get_opcodes())
-    return sum(max(0, old - new) for old, new in spans)
+    """Return the number of lines in `before` that have no counterpart in `after`.
+
+    Only lines that both texts have exactly once are aligned, as in a patience diff; between two of
+    them the lines are counted. So texts that repeat lines take no cubic time.
+    """
+    old, new = before.splitlines(), after.splitlines()
+    anchors = _single(old) & _single(new)
+    old_at, new_at = (
+        [at for at, line in enumerate(lines) if line in anchors] for lines in (old, new)
+    )
+    compared = SequenceMatcher(None, [old[at] for at in old_at], [new[at] for at in new_at])
+    pairs = [(-1, -1)]
+    for i, j, size in compared.get_matching_blocks():
+        pairs += zip(old_at[i : i + size], new_at[j : j + size], strict=True)
+    pairs.append((len(old), len(new)))
+    return sum(max(0, (i2 - i1) - (j2 - j1)) for (i1, j1), (i2, j2) in pairwise(pairs))
+
+
+def _single(lines: Sequence[str]) -> set[str]:
+    """Return the lines that occur once."""
+    return {line for line, count in Counter(lines).items() if count == 1}
 
 
 def repeated_lines(before: str, after: str) -> int:
