@@ -502,6 +502,15 @@ def test_prompts_of_every_kind(engine: Engine) -> None:
     assert len(engine.generate([ids, ids[:3]], **options)) == 2
     with pytest.raises(PromptError, match="attention mask"):
         engine.generate({"input_ids": [5, 6, 7], "attention_mask": [1, 0, 1]})
+    for ids, mask, shapes in (
+        ([5, 6, 7], [1, 1], "3, got 2"),
+        ([5, 6, 7], [1, 1, 1, 1], "3, got 4"),
+        ([[5, 6, 7]], [[1, 1]], r"\[3\], got \[2\]"),
+        ([[5, 6, 7], [6, 7, 8]], [[1, 1, 1]], r"\[3, 3\], got \[3\]"),
+        ([5, 6, 7], [[1, 1, 1]], r"3, got \[3\]"),
+    ):
+        with pytest.raises(PromptError, match=f"as many values as input_ids, {shapes}"):
+            engine.generate({"input_ids": ids, "attention_mask": mask})
     with pytest.raises(PromptError, match="several prompts"):
         engine.stream([IDS, IDS])
     with pytest.raises(PromptError, match=r"prompt 1 of 2: .*empty"):

@@ -38,20 +38,33 @@ def as_batch(prompt: Any) -> tuple[list[Any], bool]:
 
     Tensors, arrays and results of a tokenizer become lists of ids, without padding that their
     attention mask hides. A tensor of one row is one prompt. Raises PromptError for a mask with
-    gaps.
+    gaps or of another shape.
     """
     mask = None
     if isinstance(prompt, Mapping) and "input_ids" in prompt:
         prompt, mask = prompt["input_ids"], prompt.get("attention_mask")
     rows, tensor = listed(prompt), hasattr(prompt, "tolist")
     if mask is not None:
-        rows = _shown(rows, listed(mask))
+        mask = listed(mask)
+        if _lengths(rows) != _lengths(mask):
+            raise PromptError(
+                "attention_mask must have as many values as input_ids, "
+                f"{shown(_lengths(rows))}, got {shown(_lengths(mask))}"
+            )
+        rows = _shown(rows, mask)
     if tensor and isinstance(rows, list) and len(rows) == 1 and isinstance(rows[0], list):
         rows = rows[0]
     single = isinstance(rows, str) or _are_ids(rows) or _are_messages(rows)
     if single or not isinstance(rows, abc.Sequence) or isinstance(rows, bytes) or not len(rows):
         return [rows], False
     return list(rows), True
+
+
+def _lengths(rows: Any) -> Any:
+    """Return the length of a row, or a list with the length of each of several rows."""
+    if not isinstance(rows, list):
+        return rows
+    return [_lengths(row) for row in rows] if rows and isinstance(rows[0], list) else len(rows)
 
 
 def _shown(ids: Any, mask: Any) -> list[Any]:
