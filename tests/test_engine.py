@@ -161,6 +161,19 @@ def test_what_goes_on_a_text_keeps_its_first_space(spaced: Engine) -> None:
     assert [[one.text for one in each] for each in several] == [[" a time"] * 2] * 2
 
 
+def test_whole_characters_stay_before_one_that_the_limit_cuts(spaced: Engine) -> None:
+    names = [f"<0x{byte:02X}>" for byte in "日本".encode()]
+    ids = tiny.sentencepiece().convert_tokens_to_ids(names)
+
+    def written(prefix: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores[:, ids[prefix.shape[1] - 3]] = 1000.0
+        return scores
+
+    whole = spaced.generate([5, 6, 7], processors=written, max_new_tokens=5)
+    pieces = spaced.stream([5, 6, 7], processors=written, max_new_tokens=5)
+    assert whole.text == "".join(piece.text for piece in pieces) == "日\ufffd\ufffd"
+
+
 def test_what_begins_a_text_has_no_space_before_it(spaced: Engine) -> None:
     ids = tiny.sentencepiece()("once upon")["input_ids"]
     messages = [{"role": "user", "content": "once upon"}]

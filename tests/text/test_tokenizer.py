@@ -120,6 +120,15 @@ def test_what_becomes_no_character_is_streamed_in_linear_time(
     assert costs[1] < 60 * 1000
 
 
+@pytest.mark.parametrize("before", [[], [SPACE], [LETTER]], ids=["at once", "space", "text"])
+def test_byte_tokens_of_an_unfinished_character_leave_whole_ones(before: list[int]) -> None:
+    tokenizer = tiny.sentencepiece()
+    text, fox = decode(tokenizer, before), fallback(*"🦊".encode())
+    assert "".join(token_texts(tokenizer, [*before, *fox, *fox[:2]])) == f"{text}🦊\ufffd\ufffd"
+    texts = token_texts(tokenizer, [*before, *fox, *fallback(0xFF), *fox, WORD])
+    assert "".join(texts) == f"{text}🦊\ufffd🦊 time"
+
+
 def test_text_behind_bytes_that_are_none_comes_at_once() -> None:
     ids = [LETTER, *fallback(0xFF) * 9, WORD, WORD]
     texts = token_texts(tiny.sentencepiece(), ids)

@@ -16,7 +16,7 @@ from draftsmith.core.sequence import Sequence, StopRule
 from draftsmith.engine.drafting import Drafting
 from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import DraftsmithError, GenerationInterrupted
-from draftsmith.text.tokenizer import TextStream, decode
+from draftsmith.text.tokenizer import TextStream, decode, token_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,8 @@ class TextSequence(Sequence):
             text = "".join(self.released[:booked]) + held
         elif self.model.tokenizer is not None:
             text = decode(self.model.tokenizer, tokens, preceding=self.preceding)
+            if "\ufffd" in text:  # a stream may show more: whole characters before invalid bytes
+                text = "".join(token_texts(self.model.tokenizer, tokens, preceding=self.preceding))
         else:
             text = ""
         return GenerationResult(

@@ -389,7 +389,11 @@ class StreamDecoder:
 
     def _behind(self, ids: abc.Sequence[int]) -> str:
         """Return what `ids` write after the released ids."""
-        return decode(self.tokenizer, ids, special=self.special, preceding=self._given)
+        text = decode(self.tokenizer, ids, special=self.special, preceding=self._given)
+        # With byte tokens, an unfinished character makes the finished ones before it invalid, too.
+        if "\ufffd" in text and fallback_bytes(self.tokenizer, [*self._given[-1:], *ids[:1]]):
+            return self._decode(ids)
+        return text
 
     def _decode(self, ids: abc.Sequence[int]) -> str:
         return decode(self.tokenizer, ids, special=self.special)
