@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import struct
@@ -75,6 +76,23 @@ def test_a_file_is_converted_once(file: Path, monkeypatch: pytest.MonkeyPatch) -
     folder = ours.converted(file)
     monkeypatch.setattr(ours, "_read", lambda *_: pytest.fail("converted again"))
     assert ours.converted(file) == folder
+
+
+def test_a_copy_of_another_version_is_made_anew(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal = ours.converted(file) / "complete.json"
+    monkeypatch.setattr(ours, "FORMAT", ours.FORMAT + 1)
+    assert ours.converted(file) == seal.parent
+    assert json.loads(seal.read_text(encoding="utf-8"))["format"] == ours.FORMAT
+
+
+@pytest.mark.parametrize("gone", ["config.json", "tokenizer.json"])
+def test_a_copy_that_lacks_a_file_is_made_anew(file: Path, gone: str) -> None:
+    path = ours.converted(file) / gone
+    path.unlink()
+    assert load(file).tokenizer is not None
+    assert path.exists()
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "unsealed"])

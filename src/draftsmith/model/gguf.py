@@ -25,8 +25,10 @@ from draftsmith.model.gguf_config import configured
 from draftsmith.model.gguf_file import File, read_file
 from draftsmith.storage import cache_folder, reading, write_text
 
+FORMAT = 2
+"""Add one where a conversion writes something else, so that files are converted again."""
 _SEAL = "complete.json"
-"""Sizes and times of the weights. Written last: a cache folder without it is incomplete."""
+"""Format, and sizes and times of all files. Written last: without it a folder is incomplete."""
 _NEW = ".new-"
 _ABANDONED_SECONDS = 86400.0
 
@@ -118,22 +120,23 @@ def _read(file: File) -> tuple[Any, Any, dict[str, Any]]:
 
 
 def _seal(folder: Path) -> None:
-    write_text(folder / _SEAL, json.dumps(_stamps(folder), indent=1) + "\n")
+    write_text(folder / _SEAL, json.dumps(_state(folder), indent=1) + "\n")
 
 
 def _whole(folder: Path) -> bool:
-    """Whether a folder has the weights that were written, and nothing wrote to them since."""
+    """Whether a folder has the files that this version writes, and nothing wrote to them since."""
     try:
         sealed = json.loads((folder / _SEAL).read_text(encoding="utf-8"))
-        return bool(sealed == _stamps(folder))
+        return bool(sealed == _state(folder))
     except (OSError, ValueError):
         return False
 
 
-def _stamps(folder: Path) -> list[list[Any]]:
-    """Name, size and time of each file with weights."""
-    stats = ((file.name, file.stat()) for file in sorted(folder.glob("*.safetensors")))
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+def _state(folder: Path) -> dict[str, Any]:
+    """Format of a folder, and name, size and time of each of its files."""
+    stats = ((file.name, file.stat()) for file in sorted(folder.iterdir()) if file.name != _SEAL)
+    files = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+    return {"format": FORMAT, "files": files}
 
 
 def _publish(new: Path, folder: Path) -> None:
