@@ -10,8 +10,8 @@ import pytest
 from tests.other_engine import BEYOND, VOCAB, Engine, Record, record, replayed
 
 from draftsmith.core.cost import RecordedCost
-from draftsmith.core.draft import Draft
-from draftsmith.core.drafter import Context
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context, DrafterState
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.answer_cache import AnswerCache
@@ -185,6 +185,31 @@ def test_a_drafter_that_fails_is_put_aside_and_told_once() -> None:
     assert "continues without drafts: no more at" in told[0]
     assert found.stats.drafted == 0
     assert all(one.output == one.answer for one in engine.requests.values())
+
+
+def test_a_drafter_that_cannot_rewind_is_put_aside() -> None:
+    class Stiff(DrafterState):
+        def draft(self, ctx: Context) -> Draft:  # noqa: ARG002
+            return Draft.chain([1, 2], "stiff")
+
+        def truncate(self, length: int) -> None:
+            raise KeyError(f"cannot rewind to {length}")
+
+    class Stiffly(Scripted):
+        def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+            return Stiff()
+
+    told: list[str] = []
+    found, engine = host(Stiffly(lambda _: EMPTY), warn=told.append), Engine({"a": record(6)})
+    for _ in range(4):
+        engine.step(["a"])
+        draft(found, engine)
+    one = engine.requests["a"]
+    one.output, one.draft = one.output[:1], []
+    run(found, engine)
+    assert [message for message in told if "cannot rewind to" in message] == told != []
+    assert one.output == one.answer
+    assert found._hosted["a"].sequence.ids == one.ids
 
 
 def test_drafts_that_never_pay_become_rare() -> None:

@@ -174,8 +174,12 @@ class Host:
             draft = EMPTY  # the host changed the draft
         start = max(0, known - OVERLAP)
         if row.ids[start:known].tolist() != sequence.ids[start:]:
-            now = row.ids.tolist()
-            common = 0 if sequence.state is None else sync(sequence.state, sequence.ids, now)
+            now, common = row.ids.tolist(), 0
+            if sequence.state is not None:
+                try:
+                    common = sync(sequence.state, sequence.ids, now)
+                except Exception as error:
+                    sequence.disable_drafter(error)
             del sequence.ids[common:]
             sequence.ids += now[common:]
         elif len(row.ids) - known == row.fresh:
