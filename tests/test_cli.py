@@ -673,11 +673,12 @@ def test_chat(model: str, tmp_path: Path) -> None:
 
 
 def test_chat_survives_mistakes(model: str) -> None:
-    lines = ["/drafer", "/drafter nobody", "/save", "/save /no/such/file", "x " * 2000, "hello"]
+    lines = ["/drafer", "/drafter nobody", "/save", "/save /no/such/file",
+             "/save ~nobody-of-this-name/x", "x " * 2000, "hello"]  # fmt: skip
     result = call("chat", "-m", model, "--max-new-tokens", "4", stdin="\n".join(lines))
     assert result.exit_code == 0, result.output
     assert "--top-k must be" in fails(2, "chat", "-m", model, "--top-k", "-1")
-    assert result.stderr.count("Error: ") == 5
+    assert result.stderr.count("Error: ") == 6
     assert "Did you mean '/drafter'" in result.stderr
     assert result.stdout.strip()
 

@@ -94,6 +94,7 @@ def test_bad_options_are_told_at_once(ask: Any, tmp_path: Path) -> None:
     for args, wanted in (
         (["--attribute", "--show-drafts"], "both colour the answer"),
         (["--attribute-html", str(tmp_path / "no" / "page.html")], "No such file or directory"),
+        (["--attribute-html", "~nobody-of-this-name/page.html"], "No such file or directory"),
         (["--attribute-html", str(tmp_path)], "it is a folder; give the path of a file"),
     ):
         result = ask(*args)

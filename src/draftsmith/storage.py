@@ -67,6 +67,11 @@ def _own_folder(kind: str, default: str) -> Path:
         ) from error
 
 
+def expanded(path: str | Path) -> Path:
+    """Return a path with `~` replaced by the home folder; without such a home it stays as it is."""
+    return Path(os.path.expanduser(path))
+
+
 def open_text(path: Path, errors: str = "strict") -> IO[str]:
     """Open a plain, .gz or .xz text file for reading; a byte order mark is skipped."""
     opened = PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", errors=errors)
@@ -88,8 +93,8 @@ def file_about(model: str, kind: str, suffix: str) -> Path:
     The file is named after the model's hub id or folder. Raises WriteError if there is no cache
     folder.
     """
-    folder = Path(model).expanduser()
-    identity = str(folder.resolve()) if folder.is_dir() else model
+    folder = expanded(model)
+    identity = str(folder.resolve()) if os.path.isdir(folder) else model
     suffix_of_name = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:10]
     readable = re.sub(r"[^\w.-]+", "-", Path(identity).name)[:60]
     return cache_folder() / kind / f"{readable}-{suffix_of_name}{suffix}"

@@ -53,6 +53,18 @@ def test_a_folder(folder: Path) -> None:
     assert load(folder, dtype="float32", device="cpu").dtype == torch.float32
 
 
+def test_a_folder_below_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert len(load(f"~/{folder.name}").tokenizer) == VOCAB
+    with pytest.raises(LoadError, match="there is no folder ~nobody-of-this-name/model"):
+        load("~nobody-of-this-name/model")
+
+
+def test_a_name_that_is_too_long_for_a_file_is_refused() -> None:
+    with pytest.raises(LoadError, match="no such folder"):
+        load("x" * 5_000)
+
+
 def test_a_tokenizer_of_ones_own(folder: Path, tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path)
     with pytest.raises(LoadError, match="pass tokenizer="):

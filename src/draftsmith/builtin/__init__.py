@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
 from draftsmith.errors import LoadError
+from draftsmith.storage import expanded
 
 DEFAULT = "edit-7m"
 
@@ -34,13 +36,13 @@ def path(name: str = DEFAULT) -> Path:
 
 
 def resolve(model: str) -> str:
-    """Where a built-in model or `smollm2` is, by its name; any other hub id or path as it is.
+    """Where a built-in model or `smollm2` is, by its name; a path with `~` expanded, or a hub id.
 
     Raises LoadError, without asking the hub, for what can only be a folder, and is none, and for a
     name that is misspelt.
     """
-    if Path(model).expanduser().exists():
-        return model
+    if os.path.exists(given := expanded(model)):
+        return str(given) if model.startswith("~") else model
     if model == SMOLLM2:
         return _smollm2() or "HuggingFaceTB/SmolLM2-135M-Instruct"
     if model in names() or model == DEFAULT:

@@ -7,7 +7,6 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from threading import Event
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +18,7 @@ from draftsmith.cli.options import ModelOptions, OptionText, OutputOptions, Samp
 from draftsmith.cli.render import AnswerPrinter, label, say_end, say_notices, show_stats
 from draftsmith.cli.report import note, show_error, stderr
 from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
-from draftsmith.storage import write_text
+from draftsmith.storage import expanded, write_text
 
 if TYPE_CHECKING:
     from draftsmith.engine.chat import Chat
@@ -172,7 +171,7 @@ class Conversation:
     def save(self, name: str) -> None:
         if not name:
             raise OptionError("/save needs a file name, e.g. /save talk.json")
-        path = Path(name).expanduser()
+        path = expanded(name)
         messages = self.chat.messages
         if path.suffix == ".json":
             text = json.dumps(messages, ensure_ascii=False, indent=2) + "\n"

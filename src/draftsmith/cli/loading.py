@@ -16,6 +16,7 @@ from draftsmith import builtin
 from draftsmith.cli.options import ModelOptions, PlaceOptions
 from draftsmith.cli.report import note, stderr
 from draftsmith.errors import LoadError, OptionError
+from draftsmith.storage import expanded
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -34,8 +35,7 @@ def resolve(model: str | None) -> str:
 
 def short(source: str) -> str:
     """Return a short name of a model: a hub id, or the name of a folder."""
-    path = Path(source)
-    return path.resolve().name if path.exists() else source
+    return Path(source).resolve().name if os.path.exists(source) else source
 
 
 def load_engine(options: ModelOptions, sampling: Mapping[str, Any], **others: Any) -> Engine:
@@ -95,7 +95,7 @@ def read_text(path: str) -> str:
     """A text file, or standard input for -; raises LoadError for what is no text."""
     name = "standard input" if path == "-" else path
     try:
-        data = sys.stdin.buffer.read() if path == "-" else Path(path).expanduser().read_bytes()
+        data = sys.stdin.buffer.read() if path == "-" else expanded(path).read_bytes()
         text = data.decode("utf-8-sig")
     except OSError as error:
         raise LoadError(f"cannot read {name}: {error.strerror or error}") from error
@@ -164,7 +164,7 @@ def _loading(source: str) -> str:
     why = ""
     if source.endswith(".gguf"):
         why = " (longer the first time: a GGUF file is converted once)"
-    elif not Path(source).expanduser().exists():
+    elif not os.path.exists(source):
         why = " (from the hub, unless it is in its cache)"
     return f"loading {short(source)} …{why}"
 

@@ -34,7 +34,7 @@ from draftsmith.cli.render import (
 )
 from draftsmith.cli.report import STOPPED, note, print_json, stdout
 from draftsmith.errors import OptionError, PromptError
-from draftsmith.storage import check_writable, write_text
+from draftsmith.storage import check_writable, expanded, write_text
 
 if TYPE_CHECKING:
     from draftsmith.engine.attribution import Copy
@@ -132,7 +132,7 @@ class AttributionOptions:
                 "--attribute and --show-drafts both colour the answer; give one of them"
             )
         if self.attribute_html is not None:
-            check_writable(self.attribute_html.expanduser())
+            check_writable(expanded(self.attribute_html))
 
 
 def run(
@@ -213,7 +213,7 @@ def run(
                 }
             )
         if attribution.attribute_html is not None and results:
-            path = attribution.attribute_html.expanduser()
+            path = expanded(attribution.attribute_html)
             write_text(path, html_page(engine, results))
             note(f"wrote {path}")
         if not late:

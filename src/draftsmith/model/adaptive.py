@@ -14,7 +14,7 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, Repository
 from transformers.utils import cached_file
 
 from draftsmith.errors import LoadError, OptionError, first_line
-from draftsmith.storage import write_text
+from draftsmith.storage import expanded, write_text
 
 FILE = "sdsat.json"
 FORMAT = 1
@@ -67,7 +67,7 @@ class AdaptiveTokens:
         # For a hub id: None if it has no such file, or offline.
         try:
             path = cached_file(
-                str(Path(source).expanduser()), FILE, _raise_exceptions_for_missing_entries=False
+                str(expanded(source)), FILE, _raise_exceptions_for_missing_entries=False
             )
         except OSError as error:
             if isinstance(cause := error.__cause__, GatedRepoError) or not isinstance(

@@ -5,6 +5,7 @@ For what transformers does not load: trained heads, beside a model or in its own
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -73,9 +74,8 @@ class Checkpoint:
 
     def _file(self, name: str) -> Path | None:
         """A file of the checkpoint, of a hub id from the cache or the hub; None if it has none."""
-        folder = Path(self.source).expanduser()
-        if folder.exists():
-            return path if (path := folder / name).is_file() else None
+        if os.path.exists(self.source):
+            return path if (path := Path(self.source, name)).is_file() else None
         try:
             found = cached_file(self.source, name, _raise_exceptions_for_missing_entries=False)
         except (OSError, ValueError, HfHubHTTPError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
@@ -120,8 +121,8 @@ def folder_of(model: str) -> str:
     """
     source = builtin.resolve(model)
     if source.endswith(".gguf"):
-        return str(gguf.converted(Path(source).expanduser()))
-    if not Path(source).expanduser().exists():
+        return str(gguf.converted(Path(source)))
+    if not os.path.exists(source):
         _ask_hub(source)
     return source
 
@@ -253,8 +254,8 @@ def _check_device(device: str | torch.device | None) -> None:
 def _check_folder(source: str) -> None:
     if not source.strip():
         raise LoadError(f"model must be a hub id, a folder or a transformers model, got {source!r}")
-    folder = Path(builtin.resolve(source)).expanduser()
-    if not folder.exists():
+    folder = Path(builtin.resolve(source))
+    if not os.path.exists(folder):  # False also for a name that is too long for a file
         return
     if not folder.is_dir():
         raise LoadError(f"{source} is a file; give a folder that has config.json")
@@ -303,7 +304,7 @@ def _torch_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
 
 
 def _explain(source: str, what: str, error: Exception) -> str:
-    if Path(source).expanduser().exists():
+    if os.path.exists(source):
         return f"{what} in {source} cannot be read: {first_line(error)}"
     inside = "" if "/" in source else f"; the names known here are {', '.join(builtin.known())}"
     return (

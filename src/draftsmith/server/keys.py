@@ -9,6 +9,7 @@ from pathlib import Path
 
 from draftsmith.errors import LoadError
 from draftsmith.server.refusals import Refusal
+from draftsmith.storage import expanded
 
 VARIABLE = "DRAFTSMITH_API_KEYS"
 
@@ -30,7 +31,7 @@ class Keys:
             raise LoadError(f"{VARIABLE}={said!r} holds no API key; unset it to serve everybody")
         if file is not None:
             try:
-                lines = file.expanduser().read_text(encoding="utf-8-sig").splitlines()
+                lines = expanded(file).read_text(encoding="utf-8-sig").splitlines()
             except (OSError, UnicodeDecodeError) as error:
                 raise LoadError(f"cannot read the API keys in {file}: {error}") from error
             mine = [line for line in map(str.strip, lines) if line and not line.startswith("#")]

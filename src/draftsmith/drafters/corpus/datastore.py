@@ -20,6 +20,7 @@ from draftsmith.drafters.corpus import files
 from draftsmith.drafters.corpus.files import ID, POSITION, Header
 from draftsmith.drafters.corpus.trie import Trie
 from draftsmith.errors import UnsupportedError
+from draftsmith.storage import expanded
 
 LONGEST = 16
 SHORTEST = 2
@@ -64,7 +65,7 @@ class Datastore:
         `verify` reads both files once, which takes 0.4 s for 10⁸ tokens. Raises LoadError if the
         folder is not a corpus, has another version, or is truncated or damaged.
         """
-        folder = Path(path).expanduser()
+        folder = expanded(path)
         store = cls(folder, Header.load(folder))
         if verify:
             for name, content in ((files.TOKENS, store._text), (files.SUFFIXES, store._order)):
@@ -141,7 +142,7 @@ def shared(path: str) -> Datastore:
 
     Raises LoadError like `Datastore.open`.
     """
-    folder = Path(path).expanduser().resolve()
+    folder = expanded(path).resolve()
     header = folder / files.HEADER
     stat = header.stat() if header.is_file() else None  # without a header, opening reports it
     return _opened(folder, stat and (stat.st_mtime_ns, stat.st_size, stat.st_ino))

@@ -12,7 +12,7 @@ from draftsmith import builtin
 from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName, first_line
 from draftsmith.lab.bench.records import Message, Record
 from draftsmith.lab.bench.templates import TEMPLATES, Piece, Template
-from draftsmith.storage import digest
+from draftsmith.storage import digest, expanded
 from draftsmith.text.tokenizer import encode, read_bare, render_chat
 from draftsmith.text.vocab import fingerprint
 
@@ -140,7 +140,7 @@ def _load(name: str, folders: tuple[Path, ...], template: str | None) -> Encoder
     """Load the tokenizer `name` from one of the folders, or that of the model with this name."""
     if template is not None and template not in TEMPLATES:
         raise UnknownName("template", template, TEMPLATES)
-    places = [Path(name).expanduser(), *(folder / name for folder in folders)]
+    places = [expanded(name), *(folder / name for folder in folders)]
     folder = next((place for place in places if place.is_dir()), None)
     if folder is not None and not (folder / "tokenizer_config.json").is_file():
         return _bare(folder, TEMPLATES.get(template or folder.name))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -22,7 +21,7 @@ from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.replay import Replay, ReplayBudget, replay
 from draftsmith.lab.bench.suites import OnError
 from draftsmith.lab.lines import Finished
-from draftsmith.storage import digest
+from draftsmith.storage import digest, expanded
 
 CHUNK = 8
 """Records per task of a process."""
@@ -135,7 +134,7 @@ def sweep(
 def _corpora(drafter: Drafter) -> Iterator[dict[str, int]]:
     """Yield the checksums of the corpora that a drafter, or a part of it, uses."""
     if (folder := getattr(drafter, "corpus", None)) is not None:
-        yield Header.load(Path(folder).expanduser()).sums
+        yield Header.load(expanded(folder)).sums
     for part in getattr(drafter, "drafters", ()):
         yield from _corpora(part)
 

@@ -103,7 +103,7 @@ def _vocabulary(name: str) -> Vocabulary:
     from draftsmith.text.vocab import Vocabulary
 
     source = resolve(name)
-    path = Path(source).expanduser()
+    path = Path(source)
     if path.is_dir() and not (path / "tokenizer_config.json").is_file():
         path = path / "tokenizer.json"
         if not path.is_file():
