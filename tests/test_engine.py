@@ -463,6 +463,29 @@ def test_processors_come_in_the_order_of_transformers(monkeypatch: pytest.Monkey
         assert any("typical_p=0.9 is not applied" in notice for notice in found.notices)
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"top_h": 0.4}, ["top_h=0.4 is not applied; pass processors=…"]),
+        ({"encoder_repetition_penalty": 1.3}, ["encoder_repetition_penalty=1.3 is not applied"]),
+        ({"max_length": 64}, ["max_length=64 is not applied; pass max_new_tokens"]),
+        ({"max_length": 64, "max_new_tokens": 5}, []),
+        ({"max_length": 20}, []),  # transformers' default
+        ({}, []),
+    ],
+    ids=str,
+)
+def test_settings_of_the_model_that_are_not_applied_are_told(
+    settings: dict[str, Any], told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = copy.deepcopy(tiny.model())
+    monkeypatch.setattr(model, "generation_config", GenerationConfig(**settings))
+    engine = Engine.from_pretrained(model)
+    notices = [notice for notice in engine.notices if "is not applied" in notice]
+    assert len(notices) == len(told)
+    assert all(part in notice for part, notice in zip(told, notices, strict=True))
+
+
 class Guided:
     """Holds a model beside a state of its own, as transformers' guidance does."""
 

@@ -21,12 +21,15 @@ _INHERITED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "m
 """Settings that are the defaults of a call's options."""
 
 _NOT_APPLIED = (
+    "top_h",
     "typical_p",
     "epsilon_cutoff",
     "eta_cutoff",
     "exponential_decay_length_penalty",
     "forced_bos_token_id",
     "forced_eos_token_id",
+    "encoder_repetition_penalty",
+    "encoder_no_repeat_ngram_size",
     "guidance_scale",
     "watermarking_config",
     "num_beams",
@@ -35,6 +38,9 @@ _NOT_APPLIED = (
     "max_time",
 )
 """Settings that change the result of `generate` and that our engine does not implement."""
+
+_USUAL_LENGTH = 20
+"""Default of `max_length` in transformers 4, which some models save."""
 
 
 def given(config: Any) -> dict[str, Any]:
@@ -83,9 +89,15 @@ def banned(settings: Mapping[str, Any], vocab_size: int) -> list[int]:
 
 def not_applied(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a sentence for each setting that plain `generate` follows and the engine does not."""
-    return tuple(
-        f"generation_config.{name}={settings[name]!r} is not applied; "
-        "pass processors=…, or use accelerate(model)"
+    found = {
+        name: "processors=…, or use accelerate(model)"
         for name in _NOT_APPLIED
         if settings.get(name) not in (None, 1, 1.0, 0.0)
+    }
+    has_limit = settings.get("max_new_tokens") is not None
+    if settings.get("max_length") not in (None, _USUAL_LENGTH) and not has_limit:
+        found["max_length"] = "max_new_tokens, which does not count the prompt"
+    return tuple(
+        f"generation_config.{name}={settings[name]!r} is not applied; pass {instead}"
+        for name, instead in found.items()
     )
