@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socketserver
 import subprocess
@@ -26,6 +27,7 @@ import torch
 from cyclopts import Parameter
 from gguf import GGMLQuantizationType as Kind
 from huggingface_hub import HfApi, constants
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 import draftsmith
@@ -896,7 +898,9 @@ def untimed(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
 
 
 @pytest.mark.usefixtures("untimed")
-def test_doctor_tries_a_trained_head(model: str, tmp_path: Path) -> None:
+def test_doctor_tries_a_trained_head(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = json.loads((Path(model) / "config.json").read_text())
     width, vocabulary = config["hidden_size"], config["vocab_size"]
     tensors = heads.random_head(width, vocabulary, 50)
@@ -906,10 +910,24 @@ def test_doctor_tries_a_trained_head(model: str, tmp_path: Path) -> None:
     assert "fits; a step of it takes" in record["trained_head"]["explained"]
     missing = call("doctor", model, "--head", f"eagle3(model={tmp_path}/no)").stdout
     assert f"there is no folder {tmp_path}/no" in " ".join(missing.split())
-    assert "--head must be" in fails(2, "doctor", model, "--head", folder)
-    assert "Did you mean 'model'" in fails(2, "doctor", model, "--head", "eagle3(modle=x)")
+    with monkeypatch.context() as patch:  # refused before the model is loaded
+        patch.setattr(cli_doctor, "load_model", lambda *_: pytest.fail("loaded"))
+        assert "--head must be" in fails(2, "doctor", model, "--head", folder)
+        assert "Did you mean 'model'" in fails(2, "doctor", model, "--head", "eagle3(modle=x)")
     other = heads.save(tmp_path / "other", heads.random_head(width // 2, vocabulary, 50))
     assert "this model's have" in call("doctor", model, "--head", f"eagle3(model={other})").stdout
+
+
+@pytest.mark.usefixtures("untimed")
+def test_doctor_says_why_the_head_of_a_checkpoint_is_not_used(model: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.mtp_layers.0.input_proj.weight"] = torch.zeros(3, 3)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    record = json.loads(call("doctor", str(folder), "--json").stdout)
+    assert f"can be used: {folder}: the head" in record["trained_head"]["explained"]
+    record = json.loads(call("doctor", model, "--json").stdout)
+    assert "has no head for multi-token prediction" in record["trained_head"]["explained"]
 
 
 @pytest.mark.parametrize("flags", [[], ["--no-prepack"]])

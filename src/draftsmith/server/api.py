@@ -248,12 +248,13 @@ class Api:
         arrival: Arrival = request.state.arrival
         job = self.worker.job(len(prompts) * body.n, self._seconds_left(request), arrival.began)
         with job.closed_on_error():
-            if grammar is not None:
-                await self._compile(grammar)
             prepare = partial(self._prepare, body, prompts, options, arrival.began)
-            async with job.in_time(), self._long if arrival.bytes > LONG else nullcontext():
-                loop = asyncio.get_running_loop()
-                sequences = await loop.run_in_executor(self._preparing, prepare)
+            async with job.in_time():
+                if grammar is not None:
+                    await self._compile(grammar)
+                async with self._long if arrival.bytes > LONG else nullcontext():
+                    loop = asyncio.get_running_loop()
+                    sequences = await loop.run_in_executor(self._preparing, prepare)
             job.start(sequences, body.top)
         return job
 
