@@ -39,9 +39,6 @@ _NOT_APPLIED = (
 )
 """Settings that change the result of `generate` and that our engine does not implement."""
 
-_USUAL_LENGTH = 20
-"""Default of `max_length` in transformers 4, which some models save."""
-
 
 def given(config: Any) -> dict[str, Any]:
     """Return what the model's author set, without transformers' own defaults (top_k=50)."""
@@ -89,15 +86,9 @@ def banned(settings: Mapping[str, Any], vocab_size: int) -> list[int]:
 
 def not_applied(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a sentence for each setting that plain `generate` follows and the engine does not."""
-    found = {
-        name: "processors=…, or use accelerate(model)"
+    return tuple(
+        f"generation_config.{name}={settings[name]!r} is not applied; "
+        "pass processors=…, or use accelerate(model)"
         for name in _NOT_APPLIED
         if settings.get(name) not in (None, 1, 1.0, 0.0)
-    }
-    has_limit = settings.get("max_new_tokens") is not None
-    if settings.get("max_length") not in (None, _USUAL_LENGTH) and not has_limit:
-        found["max_length"] = "max_new_tokens, which does not count the prompt"
-    return tuple(
-        f"generation_config.{name}={settings[name]!r} is not applied; pass {instead}"
-        for name, instead in found.items()
     )
