@@ -146,6 +146,9 @@ def test_stops_and_the_options_of_sampling_are_the_engines(client: TestClient) -
     assert complete(client, logit_bias={"2": 100}, max_tokens=5, ignore_eos=True)["usage"][
         "completion_tokens"
     ] == 5  # fmt: skip
+    stopped = complete(client, logit_bias={"70": 100}, stop_token_ids=[70], ignore_eos=True)
+    assert stopped["choices"][0]["finish_reason"] == "stop"
+    assert stopped["usage"]["completion_tokens"] == 1
     assert complete(client, max_tokens=0)["choices"][0]["text"] == ""
 
 

@@ -118,7 +118,8 @@ def trained_head(loaded: LoadedModel, head: HeadDrafter | None, plain: float) ->
         width = getattr(loaded.config, "hidden_size", "unknown")
         fits = (
             f"No trained head of its checkpoint can be used: {error}. An EAGLE-3 head fits if it "
-            f"was trained for this model: it reads states of the width {width}, and names ids below {loaded.vocab_size}"
+            f"was trained for this model: it reads states of the width {width}, and names ids "
+            f"below {loaded.vocab_size}"
         )
         return {"explained": f"{fits}; try one with --head 'eagle3(model=…)'."}
     spent = bound.step_seconds()

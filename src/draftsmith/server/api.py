@@ -241,7 +241,9 @@ class Api:
                 "requests choose",
                 param="drafter",
             )
-        options, grammar = body.options(self.settings.max_output) | dict(more), more["grammar"]
+        ends = end_ids(self.engine.model)
+        options = body.options(self.settings.max_output, ends) | dict(more)
+        grammar = options["grammar"]
         options["cache_salt"] = salt if body.cache_salt is None else f"given:{body.cache_salt}"
         if self.settings.log_prompts:
             log.info("prompts", extra={"fields": {"prompts": list(prompts)}})

@@ -7,6 +7,8 @@ have no meaning for one model on one machine are removed (`IGNORED`, `WITHOUT_EF
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
@@ -291,17 +293,22 @@ class Sampling(Body):
         """Name of the field that limits the tokens of an answer."""
         return "max_tokens"
 
-    def options(self, limit: int) -> dict[str, Any]:
-        """Return the engine's options; `limit`: maximum length if the request sets none."""
+    def options(self, limit: int, end_ids: Iterable[int]) -> dict[str, Any]:
+        """Return the engine's options; `limit`: maximum length if the request sets none.
+
+        `end_ids` are forbidden with `ignore_eos`.
+        """
         said = getattr(self, self.longest)
         wanted = limit if said is None else said
         try:
             bias = {int(token): value for token, value in (self.logit_bias or {}).items()}
         except ValueError:
             raise Refusal("logit_bias must name token ids", param="logit_bias") from None
+        if self.ignore_eos:
+            bias |= dict.fromkeys(end_ids, -math.inf)
         return {name: getattr(self, name) for name in _SAME} | {
             "max_new_tokens": wanted,
-            "min_new_tokens": wanted if self.ignore_eos else self.min_tokens,
+            "min_new_tokens": self.min_tokens,
             "top_k": 0 if self.top_k == -1 else self.top_k,
             "logit_bias": bias or None,
             "prediction": self.prediction and text_of(self.prediction.content),
