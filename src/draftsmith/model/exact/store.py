@@ -53,15 +53,11 @@ class ExactPass(PackedPass):
         super().__init__(rows, parts, windows, recorded)
         self._rows, self._recorded = rows, recorded
         self._seen: dict[tuple[Window, int, int], _Views] = {}
-        self._bits: dict[int, tuple[Any, Any]] = {}
+        self._bits: dict[Slots, tuple[Any, Any]] = {}
         self._places = [
             {layer: (s, i) for s in row.state for i, layer in enumerate(s.layers)} for row in rows
         ]
         """Buffer and index of each layer's keys, by row. New rows get theirs during the pass."""
-
-    def restart(self) -> None:
-        super().restart()
-        self._bits.clear()  # new slots may get the ids of the freed ones
 
     def _masks_of(self, window: Window, device: torch.device) -> list[Tensor | None]:
         if self._recorded:
@@ -81,12 +77,12 @@ class ExactPass(PackedPass):
 
     def _both(self, slots: Slots) -> tuple[Any, Any]:
         """Bits of keys (R, n, K, D, C) and values (R, n, K, C, W), as views."""
-        found = self._bits.get(id(slots))
+        found = self._bits.get(slots)
         if found is None:
             alike, kind, _ = _BITS[slots.keys.dtype]
             both = slots.keys.transpose(-1, -2), slots.values
             keys, values = (t.view(alike).numpy().view(kind) for t in both)
-            found = self._bits[id(slots)] = keys, values
+            found = self._bits[slots] = keys, values
         return found
 
 
