@@ -24,12 +24,11 @@ from draftsmith.engine.engine import Engine
 PROMPT = "hello world, <b>the quick & brown fox</b> jumps over the lazy dog"
 
 
-def parrot(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+def parrot(ids: torch.Tensor, scores: torch.Tensor, prompt: str = PROMPT) -> torch.Tensor:
     """A distribution that repeats the prompt, with a stranger now and then."""
     length = ids.shape[1]
     seen = ids[0].tolist()
-    prompt = tiny.tokenizer()(PROMPT)["input_ids"]
-    said = length - len(prompt)
+    said = length - len(tiny.tokenizer()(prompt)["input_ids"])
     token = 40 if said % 9 == 8 else seen[said]
     scores[:, token] = 1000.0
     return scores
@@ -65,6 +64,18 @@ def test_plain_markers(ask: Any) -> None:
     assert f"copied: {copied} of 24 tokens in {len(found)} spans" in marked.stderr
     assert f"the answer goes on from {len(ids)}" in marked.stderr
     assert "cut after 24 tokens" in marked.stderr
+
+
+@pytest.mark.usefixtures("ask")
+def test_markers_change_no_white_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = "all:\r\n\tcc -o app\x0c\n\tstrip app\n"
+    repeated = partialmethod(Engine.stream, processors=partial(parrot, prompt=prompt))
+    monkeypatch.setattr(Engine, "stream", repeated)
+    run = partial(run_command, "run", prompt, "--raw", "--max-new-tokens", "24")
+    plain, marked = run().stdout, run("--attribute").stdout
+    assert "\r\n\tcc" in plain
+    assert "⟦" in marked
+    assert re.sub(r"⟦|⟧\[\d+:\d+\]", "", marked) == plain
 
 
 def test_colours_in_a_terminal(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:

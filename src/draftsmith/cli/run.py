@@ -259,22 +259,28 @@ def answer_texts(engine: Engine, result: GenerationResult) -> list[str]:
 
 def show_copies(engine: Engine, result: GenerationResult) -> None:
     """Print an answer with its copies marked, and on stderr how much of it they are."""
-    console, colours, marked = stdout(), cycle(COLOURS), Text()
+    console, colours, parts = stdout(), cycle(COLOURS), list[tuple[str, str]]()
     spans = copied = 0
     for text, copy in stretches(engine, result):
         shown = visible(text) if console.is_terminal else text
         if copy is None:
-            marked.append(shown)
+            parts.append((shown, ""))
             continue
         spans, copied = spans + 1, copied + copy.output.end - copy.output.start
         place = f"[{copy.source.start}:{copy.source.end}]"
         if console.is_terminal:
             colour = next(colours)
-            marked.append(shown, f"{colour} underline").append(place, f"{colour} dim")
+            parts += [(shown, f"{colour} underline"), (place, f"{colour} dim")]
         else:
-            marked.append(f"⟦{shown}⟧{place}")
-    if result.text:
-        console.print(marked, soft_wrap=True, end="" if marked.plain.endswith("\n") else "\n")
+            parts.append((f"⟦{shown}⟧{place}", ""))
+    marked = "".join(part for part, _ in parts)
+    if marked and not marked.endswith("\n"):
+        parts.append(("\n", ""))
+    if console.is_terminal:
+        console.print(Text.assemble(*parts), soft_wrap=True, end="")
+    else:  # rich would expand tabs and drop carriage returns
+        sys.stdout.write("".join(part for part, _ in parts))
+        sys.stdout.flush()
     prompt, answer = len(result.prompt_tokens), len(result.tokens)
     note(
         f"copied: {copied} of {plural(answer, 'token')} in {plural(spans, 'span')}; "
