@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import abc
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from draftsmith.text.tokenizer import (
     decode,
     last_written,
     opening,
+    split_stops,
     token_texts,
 )
 from draftsmith.text.vocab import Vocabulary
@@ -41,6 +43,10 @@ class Counting:
         self.decoded += len(ids)
         text: str = self.tokenizer.decode(ids, **options)
         return text
+
+    def get_added_vocab(self) -> dict[str, int]:
+        added: dict[str, int] = self.tokenizer.get_added_vocab()
+        return added
 
 
 def plain(*data: int) -> list[int]:
@@ -192,6 +198,15 @@ def test_s6_a_token_begins_where_all_before_it_has_ended(form: str) -> None:
             decoder.push(token)
             found.append(decoder.start)
         assert found[: len(starts)] == starts, ids
+
+
+def test_stop_strings_cost_nothing_for_other_added_tokens() -> None:
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{i}|>" for i in range(500)]})
+    counting = Counting(tokenizer)
+    strings, ids = split_stops(counting, ["a", "<|7|>", "\n"])
+    assert (strings, ids) == (["a", "\n"], tokenizer.convert_tokens_to_ids(["<|7|>"]))
+    assert counting.decoded < 5
 
 
 # --- what goes on a text ----------------------------------------------------------------------

@@ -291,7 +291,8 @@ def split_stops(tokenizer: Any, stop: abc.Sequence[str]) -> tuple[list[str], lis
     if not stop or tokenizer is None:
         return list(stop), []
     added = tokenizer.get_added_vocab().items()
-    special = {token: i for token, i in added if decode(tokenizer, [i]) == ""}
+    found = {token: i for token, i in added if any(token in string for string in stop)}
+    special = {token: i for token, i in found.items() if decode(tokenizer, [i]) == ""}
     strings = [s for s in stop if s not in special]
     for string in strings:
         inside = next((t for t in special if t in string), None)
