@@ -29,11 +29,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_what_is_typed_wins_over_the_file_and_the_file_over_the_default(
     file: Path, model: str
 ) -> None:
-    file.write_text(f'[run]\nmodel = "{model}"\nmax-new-tokens = 3\nraw = true\njson = true\n')
+    options = "max-new-tokens = 3\nraw = true\nn = 2\njson = true\n"
+    file.write_text(f'[run]\nmodel = "{model}"\n{options}')
     told = json.loads(call("run", "hello").stdout)
     assert told["model"] == model
-    assert len(told["answers"][0]["tokens"]) == 3
-    plain = call("run", "hello", "--json=false", "--max-tokens", 2, "--stats").stderr
+    assert [len(answer["tokens"]) for answer in told["answers"]] == [3, 3]
+    plain = call("run", "hello", "--json=false", "-n", 1, "--max-tokens", 2, "--stats").stderr
     assert "answer       2 tokens" in plain
     (chat, *_) = call("chat", "-m", model, "--max-new-tokens", 1, stdin="").stderr.splitlines()
     assert Path(model).name in chat

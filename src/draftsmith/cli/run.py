@@ -60,7 +60,7 @@ class PromptOptions:
     """Continue the text, without a chat template."""
     prediction: Path | None = None
     """A text that the answer will resemble: one more place to copy from."""
-    n: Annotated[Count, Parameter(name="-n")] = 1
+    n: Annotated[Count, Parameter(alias="-n")] = 1
     """Answers, sampled with seeds seed, seed+1, …"""
 
     def read(self) -> str:
