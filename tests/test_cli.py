@@ -437,7 +437,10 @@ def test_missing_builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         ("hello -n 0", "Error: -n must be an integer >= 1, got 0"),
         ("hello --device nonsense", "--device='nonsense' cannot be used here"),
         ("hello --dtype nonsense", "unknown dtype 'nonsense'"),
-        ("- -f -", "standard input cannot be both"),
+        ("- -f -", "standard input cannot be both PROMPT and --file"),
+        ("- --prediction=-", "standard input cannot be both PROMPT and --prediction"),
+        ("--edit=-", "standard input cannot be both PROMPT and --edit"),
+        ("-f - --edit=-", "standard input cannot be both --file and --edit"),
         ("''", "the prompt is empty"),
         ("'  \n'", "the prompt is empty"),
         ("'" + "x " * 2000 + "'", "context is 512"),
@@ -445,7 +448,7 @@ def test_missing_builtin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ids=lambda value: value[:30],
 )
 def test_bad_option_value(model: str, words: str, wanted: str) -> None:
-    stdin = "x" if "-f" in words else ""
+    stdin = "" if words.startswith("'") else "x"
     assert wanted in fails(2, "run", "-m", model, *shlex.split(words), stdin=stdin)
 
 

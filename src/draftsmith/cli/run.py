@@ -65,11 +65,17 @@ class PromptOptions:
 
     def read(self) -> str:
         """The prompt from the command line, files and standard input."""
-        if self.prompt == "-" and self.file == "-":
-            raise OptionError("standard input cannot be both PROMPT and --file; give one of them")
         asked = self.prompt is not None or self.file is not None
+        piped = self.prompt == "-" or (not asked and not sys.stdin.isatty())
+        others = {"--file": self.file, "--edit": self.edit, "--prediction": self.prediction}
+        readers = ["PROMPT"] * piped + [name for name, path in others.items() if str(path) == "-"]
+        if len(readers) > 1:
+            first, second, *_ = readers
+            raise OptionError(
+                f"standard input cannot be both {first} and {second}; give one of them"
+            )
         parts = []
-        if self.prompt == "-" or (not asked and not sys.stdin.isatty()):
+        if piped:
             parts.append(self._trimmed(read_text("-")))
         elif self.prompt is not None:
             parts.append(self.prompt)
