@@ -65,7 +65,7 @@ def started(
     """Return for each arm the seconds of both checkouts, and how many answers are alike."""
     sources, pair = (Path(__file__).parents[1] / "src", args.other), dict[int, Checkout]()
     how = {"model": args.model, "dtype": dtype, "tokens": args.tokens, "start": start,
-           "code": [shared.code(source) for source in sources]}  # fmt: skip
+           "code": [shared.contents(source) for source in sources]}  # fmt: skip
     warm = set[tuple[int, str]]()
 
     def both(*call: Any, first: int) -> list[Any]:

@@ -13,6 +13,7 @@ import argparse
 from functools import partial
 from itertools import product
 from math import nan
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -53,12 +54,14 @@ def measure(args: argparse.Namespace) -> Blocks:
     plain = shared.plain_answers(args, model := load(args.model, dtype="float32", prepack=True))
     engine, depths, most = Engine(model), list[list[str]](), max(args.nodes)
     lines = [[f"{n / BINS:g} to {(n + 1) / BINS:g}"] for n in range(BINS)]
+    files = shared.contents(Path(args.head), "*")
     heads, axes = ["probability"], (figure := Figure((5, 4), layout="constrained")).subplots()
     axes.plot([0, 1], [0, 1], color="grey", linestyle="dotted")
     arms = {"auto": Recording(), "with the head": Recording(head=f"eagle3(model={args.head})")}
     for (name, drafter), nodes in product(arms.items(), args.nodes):
         ask, recall = partial(answered, engine, drafter, nodes), args.results.recall
-        each = [recall(name, [row.prompt_ids, nodes], partial(ask, row)) for row in plain]
+        head = [args.head, files] if drafter.head else None
+        each = [recall(name, [row.prompt_ids, nodes, head], partial(ask, row)) for row in plain]
         tokens, passes = (sum(one[n] for one in each) for n in (0, 1))
         found = [node for one in each for node in one[2]]
         counts = (sum(n[1] for n in found if n[2] == d) for d in range(1, DEPTHS + 1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.shared import SOURCE, code
+from benchmarks.shared import SOURCE, contents
 from draftsmith.drafters.registry import parse
 from draftsmith.lab.bench.cost import CostTable, measure_cost
 from draftsmith.lab.bench.encoding import Encoding
@@ -39,7 +39,7 @@ def fastest(answers: Path, cost: CostTable) -> str:
 def measured_cost(model: LoadedModel, folder: Path, quick: bool) -> CostTable:
     """Return the cost of passes, measured unless the folder has one of the same circumstances."""
     known = [fingerprint(model), model.dtype_name, linear_layers(model), torch.get_num_threads(),
-             machine(), versions(), code(SOURCE), quick]  # fmt: skip
+             machine(), versions(), contents(SOURCE), quick]  # fmt: skip
     file = folder / f"cost.{digest(known)}.json"
     if not file.is_file():
         contexts, repeats = ((64,), 1) if quick else ((128, 512, 1024), 9)

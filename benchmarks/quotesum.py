@@ -24,6 +24,7 @@ from draftsmith import Engine
 from draftsmith.drafters.registry import parse
 from draftsmith.lab.bench.answer import Dictated
 from draftsmith.lab.bench.replay import replay
+from draftsmith.model.fingerprint import fingerprint
 
 LENGTHS = (2, 5, 8)
 """Shortest copies that count, as in the paper."""
@@ -67,6 +68,7 @@ def cell(scores: Sequence[Scores]) -> str:
 
 def measure(args: argparse.Namespace) -> Blocks:
     engine = Engine.from_pretrained(args.model) if args.model else None
+    weights = engine and [fingerprint(engine.model), engine.model.dtype_name]
     file = args.data / "tokenizers" / args.tokenizer / "tokenizer.json"
     tokenizer = (
         engine.model.tokenizer.backend_tokenizer if engine else Tokenizer.from_file(f"{file}")
@@ -81,7 +83,7 @@ def measure(args: argparse.Namespace) -> Blocks:
                 size = tokenizer.get_vocab_size()
                 origins.append(replay(item.prompt, item.answer, made, size).origins)
             else:
-                key, once = [args.model, *item[:2]], partial(forced, item, drafter, engine)
+                key, once = [weights, *item[:2]], partial(forced, item, drafter, engine)
                 origins.append(args.results.recall(drafter, key, once))
         rows.append([drafter])
         for length in LENGTHS:

@@ -125,7 +125,7 @@ def run(
     args = options.parse_args(words)
     logging.disable_progress_bar()
     torch.set_num_threads(args.threads)
-    known = {"threads": args.threads, "machine": machine(), "code": code(SOURCE), **versions()}
+    known = {"threads": args.threads, "machine": machine(), "code": contents(SOURCE), **versions()}
     args.name = options.name
     args.output.mkdir(parents=True, exist_ok=True)
     args.results = Results(args.output / f"{options.name}.jsonl", **known)
@@ -156,10 +156,10 @@ def origin(command: str) -> str:
 # --------------------------------------------------------------------- results, intervals, times
 
 
-def code(folder: Path) -> str:
-    """Return a fingerprint of the Python files in a folder."""
+def contents(folder: Path, names: str = "*.py") -> str:
+    """Return a fingerprint of the files in a folder whose names match."""
     found = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(filter(Path.is_file, folder.rglob(names))):
         found.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:12]
 
@@ -215,7 +215,7 @@ def answers(folder: Path, name: str, plan: RunPlan, **more: Any) -> Answers:
     """
     path = folder / "answers" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = ResultFile(path, settings(plan, code=code(SOURCE), **more))
+    file = ResultFile(path, settings(plan, code=contents(SOURCE), **more))
     for left_out in measure(plan, file, lambda _: print(".", end="", flush=True)):
         print(f"\n{left_out}")
     print()

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import checkouts, gpu, shared
+from benchmarks import checkouts, gpu, head_calibration, shared
 from benchmarks.gpu import checks
 from benchmarks.lookup import measured_cost
 from benchmarks.shared import Options
@@ -89,6 +89,26 @@ def test_a_cost_is_measured_again_for_another_model(tmp_path: Path) -> None:
     first, same, other = (measured_cost(model, tmp_path, quick=True) for model in models)
     assert first == same
     assert (first.model, other.model) == ("edit-1m", "edit-7m")
+
+
+def test_a_calibration_answers_with_each_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, asked = SimpleNamespace(prompt_ids=[1], output_ids=[2]), list[bool]()
+
+    def answered(_: Any, drafter: Any, *__: Any) -> list[Any]:
+        asked.append(drafter.head is not None)
+        return [1, 1, []]
+
+    monkeypatch.setattr(shared, "plain_answers", lambda *_: [row])
+    for name, made in {"load": str, "Engine": str, "answered": answered}.items():
+        monkeypatch.setattr(head_calibration, name, lambda *given, made=made, **_: made(*given))
+    words = ["DATA", "--head", f"{tmp_path}/head", "--nodes", "6", "-o", f"{tmp_path}/out"]
+    for text, wanted in (("a", [False, True]), ("a", []), ("b", [True])):
+        source(tmp_path / "head", text)
+        asked.clear()
+        shared.run(head_calibration.parser(), head_calibration.measure, words)
+        assert asked == wanted
 
 
 def source(folder: Path, text: str) -> Path:
