@@ -14,7 +14,7 @@ from architectures import build, prompt
 from command import call as run_command
 from draftsmith.drafters import calibration
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.errors import DrafterError, OptionError, UnsupportedError
 from draftsmith.lab.lines import Finished
 from draftsmith.lab.tune import pld_plus as tuning
 from draftsmith.lab.tune.pld_plus import (
@@ -64,6 +64,20 @@ def test_choices() -> None:
     assert best_layer({1: 2.0, 2: 3.0, 3: 1.0}) == 2
     assert best_layer(dict.fromkeys(range(1, 33), 1.0)) == 9  # the paper's, where all are equal
     assert shortest_good({10: 2.9, 20: 2.985, 30: 3.0}) == 20
+
+
+@pytest.mark.parametrize("compute", [answer_and_peaks, passes_by_attention])
+def test_a_failure_while_heads_are_watched_ends_the_calibration(
+    engine: Engine, compute: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(tuning, "likely_source", fail)
+    monkeypatch.setattr(tuning, "agreement", fail)
+    plan, rest = CalibrationPlan(engine, PROMPTS, max_new_tokens=4), ([5] * 4, ((0, 0),))
+    with pytest.raises(DrafterError, match="no room"):
+        compute(plan, PROMPTS[0], *rest if compute is passes_by_attention else ())
 
 
 def actual_passes(engine: Engine, ids: list[int], spec: str, K: int) -> int:  # noqa: N803

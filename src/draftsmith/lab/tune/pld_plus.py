@@ -24,7 +24,7 @@ from draftsmith.drafters.calibration import Calibration
 from draftsmith.drafters.ngrams import common_past
 from draftsmith.drafters.pld_plus import DEPTH, PldPlus
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.errors import DrafterError, OptionError, UnsupportedError
 from draftsmith.lab.lines import Finished
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
@@ -289,7 +289,10 @@ def agreement(draft: Sequence[int], ids: Sequence[int], t: int) -> int:
 def watched(
     plan: CalibrationPlan, prompt: Sequence[int], needs: Needs, see: Callable[[Context], None]
 ) -> list[int]:
-    """Return the plain greedy answer; `see` is called with the context of every step."""
+    """Return the plain greedy answer; `see` is called with the context of every step.
+
+    Raises DrafterError if a step could not be seen.
+    """
     result = plan.engine.generate(
         list(prompt),
         drafter=Onlooker(needs, see),
@@ -297,6 +300,8 @@ def watched(
         temperature=0.0,
         max_new_tokens=plan.max_new_tokens,
     )
+    if result.stats.drafter_failures or result.stats.failed_passes:
+        raise DrafterError(result.notices[-1])
     tokens: list[int] = result.tokens
     return tokens
 
