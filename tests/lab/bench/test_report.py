@@ -162,6 +162,18 @@ def test_files_of_one_setting_are_put_together() -> None:
         assert dict(facts(made))["Prompts"] == said
 
 
+def test_other_prompts_of_the_same_ids_are_kept_apart() -> None:
+    others = rows(prompt_ids=[3, 4], settings=SETTINGS | {"prompts": "5 (other)"})
+    assert [made.whole[0].prompts for made in sections([rows(), others])] == [5, 5]
+    with pytest.raises(OptionError, match="s/0 is one prompt in a and another one in b"):
+        compare_files(rows(), others, ("a", "b"))
+    # Another tokenizer has other ids for the same prompts; so have later turns.
+    compare_files(rows(), rows(prompt_ids=[3, 4]), ("a", "b"))
+    for one in others:
+        one.turn = 2
+    assert len(sections([rows(), others])) == 1
+
+
 def test_suites_are_summed_and_shown() -> None:
     others = rows(4.0, suite="other")
     for one in others:

@@ -125,7 +125,10 @@ _OWN = ("arms", "budgets", "prompts", "seed", "commit")
 
 
 def sections(files: Sequence[Sequence[Generation]]) -> list[Section]:
-    """Group the rows of all files by setup; arms of one name with other options are separated."""
+    """Group the rows of all files by setup.
+
+    Arms of one name with other options are separated, and other prompts with the same ids.
+    """
     groups: list[tuple[str, dict[str, tuple[object, ...]], list[Generation]]] = []
     runs = 0
     for rows in files:
@@ -137,7 +140,8 @@ def sections(files: Sequence[Sequence[Generation]]) -> list[Section]:
         for setup, part in parts.items():
             arms: dict[str, tuple[object, ...]] = {r.arm: (r.drafter, r.budget) for r in part}
             for known, others, whole in groups:
-                if known == setup and all(others.get(a, own) == own for a, own in arms.items()):
+                same = known == setup and all(others.get(a, own) == own for a, own in arms.items())
+                if same and ambiguous(whole, part) is None:
                     others.update(arms)
                     whole += part
                     break
@@ -145,6 +149,22 @@ def sections(files: Sequence[Sequence[Generation]]) -> list[Section]:
                 groups.append((setup, arms, part))
         runs = 1 + max(row.run for row in rows)
     return [_section(rows) for _, _, rows in groups]
+
+
+def ambiguous(a: Iterable[Generation], b: Iterable[Generation]) -> str | None:
+    """Return an id that stands for different prompts in A and B; None if there is none.
+
+    Later turns may differ, because they contain earlier answers.
+    """
+    first = {row.id: row for row in a if row.turn == 1}
+    for row in b:
+        other = first.get(row.id) if row.turn == 1 else None
+        # With equal texts only the tokenizer is another one.
+        if other is None or row.settings.get("prompts") == other.settings.get("prompts"):
+            continue
+        if row.prompt_ids != other.prompt_ids:
+            return row.id
+    return None
 
 
 def _section(rows: list[Generation]) -> Section:

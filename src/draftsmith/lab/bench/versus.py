@@ -8,7 +8,15 @@ from typing import Any
 
 from draftsmith.errors import OptionError
 from draftsmith.lab.bench.generations import Generation, differences
-from draftsmith.lab.bench.summary import Interval, interval, paces, rate, speed_ratio, without_nan
+from draftsmith.lab.bench.summary import (
+    Interval,
+    ambiguous,
+    interval,
+    paces,
+    rate,
+    speed_ratio,
+    without_nan,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +53,15 @@ class Comparison:
 def compare_files(
     a: Sequence[Generation], b: Sequence[Generation], names: tuple[str, str]
 ) -> Comparison:
-    """Compare two files; raises OptionError if they have no arm and prompt in common."""
+    """Compare two files.
+
+    Raises OptionError if they have no arm and prompt in common, or other prompts with the same ids.
+    """
+    if (found := ambiguous(a, b)) is not None:
+        raise OptionError(
+            f"{found} is one prompt in {names[0]} and another one in {names[1]}; give every prompt "
+            "an id of its own"
+        )
     suites = list(dict.fromkeys(r.suite for r in a))
     rows = [
         _versus(suite, arm, *sides)
