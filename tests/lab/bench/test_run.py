@@ -152,6 +152,14 @@ def test_other_settings_are_refused(model: LoadedModel, tmp_path: Path) -> None:
     assert differences({"commit": "a", "x": 1}, {"commit": "b", "x": 1}) == []
 
 
+def test_other_filters_are_refused(model: LoadedModel, tmp_path: Path) -> None:
+    plan, path = plan_of(model, "none"), tmp_path / "r.jsonl"
+    go(replace(plan, sampling=SamplingParams(temperature=1.0)), path)
+    other = SamplingParams(temperature=1.0, top_k=1, repetition_penalty=1.5)
+    with pytest.raises(OptionError, match="top_k: None there, 1 now; repetition_penalty: None"):
+        go(replace(plan, sampling=other), path)
+
+
 def test_records_that_could_not_be_told_apart_are_refused(model: LoadedModel) -> None:
     """One would be compared with the other's answer, and left out where a run goes on."""
     asked = [Record("1", suite, prompt=f"the quick {suite}") for suite in ("a", "b")]

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters import bigrams
+from draftsmith.lab.bench.arms import SAMPLED
 from draftsmith.lab.bench.machine import linear_layers, machine
 from draftsmith.lab.bench.run import RunPlan
 from draftsmith.model.devices import name_of
@@ -27,6 +29,8 @@ def settings(plan: RunPlan, **more: Any) -> dict[str, Any]:
         for r in records
     ]
     answers = [[r.output, r.output_ids] for r in records]
+    usual, own = SamplingParams(), plan.sampling
+    filters = {n: getattr(own, n) for n in SAMPLED if getattr(own, n) != getattr(usual, n)}
     return {
         "model": last_part(model.name),
         "weights": fingerprint(model),
@@ -36,8 +40,9 @@ def settings(plan: RunPlan, **more: Any) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "arms": [arm.name for arm in plan.arms],
         "prompts": f"{len(records)} ({digest(asked)[:12]})",
-        "temperature": plan.sampling.temperature,
-        "seed": plan.sampling.seed,
+        "temperature": own.temperature,
+        "seed": own.seed,
+        **filters,
         "max_new_tokens": plan.max_new_tokens,
         "warmup": plan.warmup,
         **({"dictated": digest(answers)} if plan.dictate else {}),
