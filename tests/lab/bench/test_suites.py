@@ -213,6 +213,8 @@ def test_a_sample_is_spread_and_keeps_conversations_whole() -> None:
         Record(f"s/{i}/{turn}", "s", turn=turn, prompt="x") for i in range(10) for turn in (1, 2)
     ]
     assert [r.id for r in sample(records, 2)] == ["s/0/1", "s/0/2", "s/5/1", "s/5/2"]
+    by_turn = sorted(records, key=lambda record: record.turn)
+    assert [r.id for r in sample(by_turn, 2)] == ["s/0/1", "s/5/1", "s/0/2", "s/5/2"]
     assert sample(records, None) == records
     spec = [
         Record(f"spec_bench/{c}{i}", "spec_bench", c, prompt="x")

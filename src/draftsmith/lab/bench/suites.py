@@ -87,15 +87,13 @@ def sample(records: Sequence[Record], limit: int | None) -> list[Record]:
     """
     if limit is None:
         return list(records)
-    groups: dict[tuple[str, str | None], list[str]] = {}
+    groups: dict[tuple[str, str | None], dict[str, None]] = {}
     for record in records:
         # Spec-Bench's categories are tasks; those of other suites are subjects.
         part = task(record) if record.suite == "spec_bench" else None
-        members = groups.setdefault((record.suite, part), [])
-        if not members or members[-1] != record.conversation:
-            members.append(record.conversation)
+        groups.setdefault((record.suite, part), {})[record.conversation] = None
     chosen = {
-        (suite, members[i])
+        (suite, [*members][i])
         for (suite, _), members in groups.items()
         for i in evenly(len(members), limit)
     }
