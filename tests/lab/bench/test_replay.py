@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.request import end_ids
 from draftsmith.errors import LoadError, OptionError, PromptError, UnsupportedError, WriteError
+from draftsmith.lab.bench import sweep as sweeping
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.encoding import _load as loaded
 from draftsmith.lab.bench.records import Record
@@ -223,6 +226,18 @@ def test_json_rows(folder: Path) -> None:
     assert by_place["odd", 2, copy]["records"] == 12
     assert by_place[None, None, "none()"]["tokens_per_pass"] == 1
     assert by_place[None, 2, copy]["copied_share"] > by_place[None, 1, copy]["copied_share"]
+
+
+def test_a_killed_process_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(Replayer, "__call__", killed)
+    threads = lambda count, *_: ThreadPoolExecutor(count)  # noqa: E731
+    monkeypatch.setattr(sweeping, "ProcessPoolExecutor", threads)
+    result = call("replay", folder / "log.jsonl", "--processes", 2)
+    assert result.exit_code == 1
+    assert "give fewer --processes" in result.stderr
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
@@ -15,7 +16,7 @@ import torch
 from draftsmith import __version__
 from draftsmith.core.drafter import Drafter
 from draftsmith.drafters.corpus.files import Header
-from draftsmith.errors import LoadError, PromptError
+from draftsmith.errors import DraftsmithError, LoadError, PromptError
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.replay import Replay, ReplayBudget, replay
@@ -92,7 +93,8 @@ def sweep(
 ) -> Sweep:
     """Replay every answered record with every drafter; `advance` counts finished records.
 
-    Raises LoadError if no record has an answer, and what `Encoding` and `replay` raise.
+    Raises LoadError if no record has an answer, DraftsmithError if a process is killed, and what
+    `Encoding` and `replay` raise.
     """
     answered = [record for record in records if record.answered]
     if not answered:
@@ -155,6 +157,11 @@ def _run(
             futures = [pool.submit(replayer, chunk) for chunk in chunks]
         for future in as_completed(futures):
             yield from future.result()
+    except BrokenProcessPool as error:
+        raise DraftsmithError(
+            f"one of {processes} processes ended abruptly, perhaps for lack of memory; give fewer "
+            "--processes, and --resume FILE to keep finished replays"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
