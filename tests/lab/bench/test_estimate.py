@@ -12,6 +12,7 @@ import pytest
 
 import command
 import tiny
+from architectures import build
 from draftsmith import builtin
 from draftsmith.core.stats import Stats
 from draftsmith.drafters.registry import parse
@@ -165,6 +166,12 @@ def test_costs_of_a_tiny_model() -> None:
     assert found.versions.keys() >= {"draftsmith", "torch", "transformers"}
     with pytest.raises(UnsupportedError, match="too short"):
         measure_cost(loaded, Grid(positions=(1, 600)))
+
+
+def test_a_model_of_lone_rows_has_no_cost_of_several() -> None:
+    loaded = load(build("mamba"))
+    with pytest.raises(UnsupportedError, match="one row per pass; give --batches 1"):
+        measure_cost(loaded, Grid(positions=(1,), contexts=(8,), batches=(2, 4), repeats=1))
 
 
 def test_costs_by_width_alone(monkeypatch: pytest.MonkeyPatch) -> None:

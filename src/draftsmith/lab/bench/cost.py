@@ -177,6 +177,8 @@ def measure_cost(
     # A context that is too long for this model is replaced by the longest possible one.
     fitting = sorted({min(context, longest) for context in grid.contexts})
     batches = [b for b in grid.batches if b == 1 or loaded.capabilities.packed]
+    if not batches:
+        raise UnsupportedError(f"{loaded.name} runs one row per pass; give --batches 1")
     points: list[Point] = []
     prefill: dict[int, float] = {}
     with torch.inference_mode():
