@@ -216,6 +216,15 @@ def test_the_page_needs_nothing_else() -> None:
     assert "nan" not in re.sub(r"[a-z]*nan[a-z]+|[a-z]+nan[a-z]*", "", html)
 
 
+def test_plots_show_the_answers_of_all_files() -> None:
+    whole = Plots(section(rows())).passes()
+    files = [[one for one in rows() if (one.arm == "copyspec@8") is last] for last in (False, True)]
+    assert Plots(*sections(files)).passes() == whole
+    by_prompt = [[one for one in rows() if (one.id == "s/4") is last] for last in (False, True)]
+    assert Plots(*sections(by_prompt)).passes() == whole
+    assert Plots(section(rows() + rows(run=1))).passes() == whole
+
+
 @pytest.mark.parametrize("arm", ["none", "hf:generate"])
 def test_names_cannot_break_the_page_of_a_lone_arm(arm: str) -> None:
     bad = '<script>alert("x")</script>&'

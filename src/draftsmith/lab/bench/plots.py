@@ -240,14 +240,14 @@ class Plots:
         return draw_bars("accepted share of drafted tokens by source", bars, xlim=_SHARE)
 
     def passes(self) -> str:
-        """Accepted tokens per pass against passes, one dot per answer."""
-        first = self.section.rows[0].run
+        """Accepted tokens per pass against passes, one dot per prompt: its first answer."""
+        first = {(row.arm, row.id): row for row in reversed(self.section.rows)}
         lines: list[Line] = []
         for s in self.section.whole:
             points = [
                 (row.passes, row.accepted / row.passes)
-                for row in self.section.rows
-                if (row.arm, row.run) == (s.arm, first) and row.passes
+                for (arm, _), row in reversed(first.items())
+                if arm == s.arm and row.passes
             ]
             if points and s.accepted_share:
                 look = {"color": self.colour[s.arm], "mfc": self.fill(s.arm)}
