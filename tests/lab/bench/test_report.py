@@ -333,6 +333,8 @@ def test_the_command(tmp_path: Path) -> None:
     both = run_command("bench", "report", "--compare", str(a), str(b), "--json")
     assert both.exit_code == 0, both.output
     assert len(json.loads(both.stdout)["compare"]["rows"]) == 4
+    lost = run_command("bench", "report", str(a), "--cost", str(table))
+    assert (lost.exit_code, "give --output" in lost.stderr) == (2, True)
     none = run_command("bench", "report")
     assert (none.exit_code, "nothing to report" in none.stderr) == (2, True)
 
