@@ -12,6 +12,7 @@ import torch
 from tests import tiny
 from torch import Tensor, nn
 
+from architectures import build
 from draftsmith import Engine, accelerate
 from draftsmith.errors import OptionError, UnsupportedError
 from draftsmith.model import prepack as module
@@ -261,6 +262,15 @@ def test_engines_pack_what_they_load(folder: Path) -> None:
         engine.generate(prompt, max_new_tokens=40).tokens
         == plain.generate(prompt, max_new_tokens=40).tokens
     )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_model_that_reads_weights_itself_is_loaded(tmp_path: Path) -> None:
+    build("mamba").save_pretrained(tmp_path)
+    engine = Engine.from_pretrained(tmp_path, tokenizer=tiny.tokenizer())
+    plain = Engine.from_pretrained(tmp_path, tokenizer=tiny.tokenizer(), prepack=False)
+    tokens = [one.generate([5, 6, 7], max_new_tokens=8).tokens for one in (engine, plain)]
+    assert tokens[0] == tokens[1]
 
 
 def test_a_live_model_is_packed_only_when_asked_for() -> None:

@@ -71,9 +71,10 @@ def load(
     `dtype` defaults to the checkpoint's, or to float32 on a CPU that does not compute in the
     checkpoint's dtype (`model.dtype`). "auto" is the checkpoint's on every machine. `device`
     defaults to `devices.usual`, the machine's accelerator if it has one. `prepack` lays out the
-    linear layers of a model that is read here for this CPU (`model.prepack`). `store`: "packed";
-    "static", so that passes can be CUDA graphs (`model.static`); None: "static" where such a graph
-    can be captured. A model that cannot have it is "packed", and its capabilities name the reason.
+    linear layers of a model that is read here for this CPU (`model.prepack`), unless the model
+    cannot be computed with them. `store`: "packed"; "static", so that passes can be CUDA graphs
+    (`model.static`); None: "static" where such a graph can be captured. A model that cannot have it
+    is "packed", and its capabilities name the reason.
 
     Raises LoadError if something is missing, UnsupportedError if the model cannot generate text
     left to right, OptionError for options that do not apply to a live model.
@@ -109,9 +110,19 @@ def load(
             "tokenizer must be a hub id, a folder or a transformers tokenizer, got "
             f"{shown(tokenizer)}"
         )
-    loaded = LoadedModel(live, tokenizer, _UNTESTED, name)
-    loaded = LoadedModel(live, tokenizer, probe(loaded), name, packed, widened)
-    return with_store(loaded, store)
+    found = None
+    try:
+        found = probe(LoadedModel(live, tokenizer, _UNTESTED, name))
+    except RuntimeError:
+        if packed is None:
+            raise
+    if found is None:
+        # Some models, such as Mamba, read the weight of a layer themselves.
+        del live, packed
+        return load(
+            model, tokenizer, dtype, device, device_map, trust_remote_code, revision, store=store
+        )
+    return with_store(LoadedModel(live, tokenizer, found, name, packed, widened), store)
 
 
 def folder_of(model: str) -> str:
