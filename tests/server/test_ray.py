@@ -293,6 +293,17 @@ def test_the_pages_examples_serve(cluster: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.external
+def test_a_replica_without_gpus_runs_on_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="they run where Ray is, in a process of their own")
+    from draftsmith.integrations.ray import Options, Replica
+
+    # As on a machine with an accelerator.
+    monkeypatch.setattr("draftsmith.model.devices.usual", lambda: pytest.fail("not on its cores"))
+    replica = Replica(Options(**GIVEN))
+    replica._api.close()
+
+
+@pytest.mark.external
 def test_wrong_options_are_told_before_anything_starts() -> None:
     pytest.importorskip("ray", reason="they run where Ray is, in a process of their own")
     with pytest.raises(UnknownName, match="auto"):

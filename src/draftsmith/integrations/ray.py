@@ -68,7 +68,7 @@ class Replica:
         logging.config.dictConfig(LOGGING)
         torch.set_num_threads(options.cores)
         engine = Engine.from_pretrained(
-            device="cuda" if options.gpus else None, **options.model_dump(exclude=OURS)
+            device="cuda" if options.gpus else "cpu", **options.model_dump(exclude=OURS)
         )
         settings = options.server
         keys = Keys.read(settings.api_keys, os.environ)
