@@ -48,7 +48,7 @@ one, and two that cannot pack."""
 CONTEXT = 4096
 
 DRAFTERS: list[Any] = [
-    "none", "copyspec(gamma=1)", "prompt_lookup", "auto", "spectra", "pld_plus",
+    "none", "copyspec(gamma=1)", "prompt_lookup", "auto", "spectra(W=3)", "pld_plus",
     random_trees(1, nodes=7), random_trees(2, nodes=5, probes=2),
 ]  # fmt: skip
 
@@ -721,11 +721,14 @@ def test_recordings_and_draft_models_are_counted() -> None:
     assert most.logits == 5 * 4 * model.vocab_size
     drafter = DraftModel(tiny.model(), tokenizer=tiny.tokenizer(), confidence=0, tokens=4)
     engine = Engine(model, drafter=drafter, budget=4)
-    engine.generate(ids, max_new_tokens=50)
     bound: Any = engine.drafter
     counted = need([job_of(engine, ids, max_new_tokens=100)], engine.resources.runner)
     assert counted.drafter >= 2 * model.row_bytes(380)
-    assert 0 < 2 * bound.runner.store.held() <= counted.drafter
+    with engine.stream(ids, max_new_tokens=50) as stream:
+        for _ in range(20):
+            next(stream)
+        assert 0 < 2 * bound.runner.store.held() <= counted.drafter
+    assert bound.runner.store.held() == 0
 
 
 def test_what_an_engine_keeps_is_bounded_by_what_was_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,8 +99,11 @@ class Spectra(Drafter):
         return pool + sum(sizes[: self.G])
 
     def bytes_for(self, positions: int) -> int:
-        """Return the size of the dictionaries; every pass adds the n-grams of W chains."""
-        return (1024 + 200 * self.W * self.pool) * positions
+        """Return the size of the dictionaries.
+
+        Every pass adds the n-grams of W chains. After some thousand passes few of them are new.
+        """
+        return 1024 * positions + 200 * self.W * self.pool * min(positions, 5000)
 
     def needs_of(self, model: ModelFacts) -> Needs:
         """Return `needs`; raise OptionError if the corpus was built for another vocabulary."""
