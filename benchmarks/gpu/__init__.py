@@ -23,6 +23,7 @@ import torch
 from benchmarks.gpu import answers, card, checks, passes
 from benchmarks.gpu.models import Model
 from benchmarks.shared import Blocks, Options, table
+from draftsmith.errors import OptionError
 from draftsmith.model import devices
 from draftsmith.model.loaded import Store
 
@@ -44,6 +45,8 @@ def parser() -> Options:
 
 
 def measure(args: argparse.Namespace) -> Blocks:
+    if args.quick and args.data:
+        raise OptionError("--quick takes no DATA: its model has too small a vocabulary for it")
     args.ends = perf_counter() + args.seconds
     args.device = devices.usual() if args.device is None else torch.device(args.device)
     args.how = {"device": devices.name_of(args.device), "driver": card.driver()}

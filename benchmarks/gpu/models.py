@@ -18,7 +18,7 @@ VOCAB = 128_256
 """Llama 3's, whose tokenizer encodes the recorded answers."""
 SHAPES: dict[str, dict[str, Any]] = {
     "toy": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-            "num_attention_heads": 4, "num_key_value_heads": 2},
+            "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 16_384},
     "small": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 4,
               "num_attention_heads": 8, "num_key_value_heads": 2},
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
@@ -31,11 +31,7 @@ CERTAIN = 1e4
 
 
 class Reciting(LlamaForCausalLM):
-    """A Llama whose best token after each position can be given.
-
-    Loops call logits processors in different ways. Here all arms pay the same: three kernels a
-    pass, and no wait.
-    """
+    """A Llama whose best token after each position can be given, at the same cost for all arms."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__(config)
@@ -81,20 +77,23 @@ class Model:
     def bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the weights that a pass reads: all but the embeddings of other tokens."""
         with torch.device("meta"):
-            model = Reciting(LlamaConfig(vocab_size=VOCAB, **SHAPES[self.shape]))
+            model = Reciting(self._config())
         read = set(model.parameters()) - {model.get_input_embeddings().weight}
         read.add(model.get_output_embeddings().weight)
         return dtype.itemsize * sum(weight.numel() for weight in read)
 
+    def _config(self) -> LlamaConfig:
+        shape = {"vocab_size": VOCAB, "bos_token_id": None, **SHAPES[self.shape]}
+        # Transformers 4's prompt lookup needs a token that ends answers; no text has this one.
+        end = shape["vocab_size"] - 1
+        return LlamaConfig(eos_token_id=end, max_position_embeddings=CONTEXT, **shape)
+
     def _random(self) -> Any:
         torch.manual_seed(0)
-        # Transformers 4's prompt lookup needs a token that ends answers; no text has this one.
-        options = {"vocab_size": VOCAB, "max_position_embeddings": CONTEXT, "bos_token_id": None}
-        config = LlamaConfig(eos_token_id=VOCAB - 1, **options, **SHAPES[self.shape])
         usual = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
             with self.device:
-                return Reciting(config).eval()
+                return Reciting(self._config()).eval()
         finally:
             torch.set_default_dtype(usual)
