@@ -145,7 +145,7 @@ def test_smollm2_on_spec_bench(shared_data: Path) -> None:
     first = [record for record in sample(records, 1) if record.turn == 1]
     prompts = [engine.prepare({}).encode(list(record.messages)) for record in first]
     assert len(prompts) == 6
-    assert compare(engine, prompts, 24, ["copyspec", "prompt_lookup", "auto"]) <= 1
+    assert compare(engine, prompts, 16, ["copyspec", "prompt_lookup", "auto"], alone=3) <= 1
 
 
 def test_windows_that_a_model_masks_by_slot_hold_for_drafts_and_batches() -> None:
