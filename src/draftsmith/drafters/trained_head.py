@@ -13,10 +13,8 @@ Shapes: `n` positions, `d` width of a state, `K` tokens of the head, `V` vocabul
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import nlargest
 from statistics import median
 from time import perf_counter
@@ -30,11 +28,11 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import MOST_BESIDE_DRAFT, ModelFacts, Needs
 from draftsmith.drafters.draft_model.translation import drafting_distribution
 from draftsmith.drafters.options import at_least, switches
+from draftsmith.drafters.own_model import OwnModel
 from draftsmith.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from draftsmith.model.heads.head import Head
-    from draftsmith.model.runner import Runner
 
 CANDIDATES = 8
 """Candidates after a node; further ones are hardly ever worth their place in a tree."""
@@ -48,7 +46,7 @@ Question = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BoundHead(Drafter):
+class BoundHead(OwnModel):
     """A head for its target: drafts trees by path probability, for all sequences at once."""
 
     config: HeadDrafter
@@ -56,13 +54,8 @@ class BoundHead(Drafter):
     head: Head
     wants: Needs
     """The target's states that the head reads."""
-    runner: Runner
     chain: bool
     """Whether the target verifies, or the head computes, chains only."""
-    lock: threading.RLock = field(init=False, default_factory=threading.RLock)
-    """Held while the head runs."""
-    forgotten: list[Any] = field(init=False, default_factory=list)
-    """Rows of sequences that have ended. Garbage collection adds rows at any time."""
 
     @classmethod
     def of(
@@ -73,7 +66,7 @@ class BoundHead(Drafter):
         from draftsmith.model.heads.head import runner_of
 
         runner = runner_of(head, packs)
-        return cls(config, head, needs, runner, not packs or model.shape != "tree")
+        return cls(config, runner, head, needs, not packs or model.shape != "tree")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -86,9 +79,6 @@ class BoundHead(Drafter):
     @property
     def sampled(self) -> bool:  # type: ignore[override]
         return self.config.sampled
-
-    def preferred_width(self) -> int:
-        return self.config.preferred_width()
 
     def reach(self, width: int) -> int:
         return self.config.reach(width)
@@ -128,12 +118,6 @@ class BoundHead(Drafter):
         ]
         return list(torch.split(self.head.logits(torch.cat(news)), [len(new) for new in news]))
 
-    def close_forgotten(self) -> None:
-        """Close the rows of sequences that have ended or were collected as garbage."""
-        with self.lock:
-            while self.forgotten:
-                self.runner.close(self.forgotten.pop())
-
     def likeliest(self, logits: Tensor, width: int) -> tuple[Any, Any]:
         """Return (m, width) target ids and probabilities of the highest logits (m, K)."""
         # After an overflow, no token is probable.
@@ -157,9 +141,6 @@ class BoundHead(Drafter):
                 times.append(perf_counter() - begin)
             runner.close(row)
         return median(times)
-
-    def __str__(self) -> str:
-        return str(self.config)
 
 
 class HeadDrafter(Drafter):
@@ -277,7 +258,8 @@ class Entries:
         self.drafter, self._recent = drafter, recent
         self._unread: list[int] = []
         """Tokens before those that are read."""
-        self._opened: weakref.finalize[..., Entries] | None = None
+        self._end: Callable[[], object] | None = None
+        """Ends the use of `row`; None: no row is open."""
 
     def begin(self, ctx: Context) -> int:
         """Compute all but the last tokens of a long text; return how many nodes may follow.
@@ -286,21 +268,20 @@ class Entries:
         `ask`.
         """
         runner = self.drafter.runner
-        self.drafter.close_forgotten()
+        self.drafter.close_ended()
         # Position i reads x_{i+1} and g_i, so the last token has a position, too.
         total, g = len(ctx.ids) - 1, ctx.hidden
         if g is None or len(g) != total or not total:
             return 0
-        if self._opened is not None and list(ctx.ids[: len(self._unread)]) != self._unread:
+        if self._end is not None and list(ctx.ids[: len(self._unread)]) != self._unread:
             self.close()
-        if self._opened is None:
+        if self._end is None:
             skipped = 0 if self._recent is None else max(0, total - self._recent)
             self._unread = list(ctx.ids[:skipped])
         first = len(self._unread)
         ids, g = list(ctx.ids[1 + first :]), g[first:]
-        if self._opened is None:
-            self.row = runner.open(ids)
-            self._opened = weakref.finalize(self, self.drafter.forgotten.append, self.row)
+        if self._end is None:
+            self.row, self._end = self.drafter.open_row(self, ids)
         else:
             runner.extend(self.row, ids)
         self.drafter.head.feed(g[self.row.cached :])
@@ -333,10 +314,9 @@ class Entries:
 
     def close(self) -> None:
         """Free the row."""
-        if self._opened is not None:
-            self._opened()
-            self._opened = None
-            self.drafter.close_forgotten()
+        if self._end is not None:
+            self.drafter.close_row(self._end)
+            self._end = None
 
 
 class _Sequence(DrafterState):

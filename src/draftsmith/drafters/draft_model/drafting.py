@@ -6,10 +6,8 @@ Everything that depends on the algorithm is in a `Translation`.
 from __future__ import annotations
 
 import math
-import threading
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
@@ -21,23 +19,19 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import MOST_BESIDE_DRAFT, ModelFacts, Needs, RowOutput
 from draftsmith.drafters.draft_model.reading_ahead import ReadAhead
 from draftsmith.drafters.draft_model.translation import After, Translation
+from draftsmith.drafters.own_model import OwnModel
 
 if TYPE_CHECKING:
     from draftsmith.model.rows import SequenceRow
-    from draftsmith.model.runner import Runner
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class BoundDraftModel(Drafter):
+class BoundDraftModel(OwnModel):
     """A draft model bound to a target; runs the drafting loop for all sequences of a step.
 
     A pass for a sequence also reads the tokens that were accepted since its last pass.
     """
 
-    config: Drafter
-    """The drafter as the user configured it."""
-    runner: Runner
-    """The draft model."""
     translate: Callable[[], Translation]
     """Creates the translation of a new sequence."""
     guesses: bool
@@ -50,10 +44,6 @@ class BoundDraftModel(Drafter):
     """Number of target tokens → bytes that the draft model and the copier keep for them."""
     copier: Drafter | None = None
     """Predicts the tokens of the draft model, to read several per pass; None: not used."""
-    lock: threading.RLock = field(init=False, default_factory=threading.RLock)
-    """Held while drafting, because all sequences share one cache."""
-    forgotten: list[SequenceRow] = field(init=False, default_factory=list)
-    """Rows of sequences that have ended. Garbage collection adds rows at any time."""
 
     name: ClassVar[str] = "draft_model"
 
@@ -66,9 +56,6 @@ class BoundDraftModel(Drafter):
     def shares_noise(self) -> bool:  # type: ignore[override]
         """Whether the target should draw with noise that this drafter can predict."""
         return self.config.shares_noise
-
-    def preferred_width(self) -> int:
-        return self.config.preferred_width()
 
     def needs_of(self, model: ModelFacts) -> Needs:  # noqa: ARG002
         """Return needs without recordings, with the reason for the algorithm."""
@@ -83,17 +70,11 @@ class BoundDraftModel(Drafter):
     def draft(self, states: Sequence[DrafterState], contexts: Sequence[Context]) -> list[Draft]:
         sequences = cast("Sequence[_Sequence]", states)
         with self.lock, torch.inference_mode():
-            self.close_forgotten()
+            self.close_ended()
             active = [s for s, ctx in zip(sequences, contexts, strict=True) if s.begin(ctx)]
             while active:
                 active = self._draft_on(active)
             return [sequence.translation.draft() for sequence in sequences]
-
-    def close_forgotten(self) -> None:
-        """Close the rows of sequences that have ended or were collected as garbage."""
-        with self.lock:
-            while self.forgotten:
-                self.runner.close(self.forgotten.pop())
 
     def _draft_on(self, active: Sequence[_Sequence]) -> list[_Sequence]:
         """Run one pass and draft its tokens; return the sequences that continue drafting."""
@@ -105,9 +86,6 @@ class BoundDraftModel(Drafter):
         for sequence, output in zip(active, outputs, strict=True):
             sequence.commit(output)
         return [sequence for sequence in active if sequence.drafting]
-
-    def __str__(self) -> str:
-        return str(self.config)
 
 
 Pick = tuple[int, Tensor | None, float]
@@ -185,7 +163,8 @@ class _Sequence(DrafterState):
         """Tokens drafted since `begin`, without those of the current pass."""
         self.drafting = False
         """Whether the draft continues."""
-        self._opened: weakref.finalize[..., _Sequence] | None = None
+        self._end: Callable[[], object] | None = None
+        """Ends the use of `row`; None: no row is open."""
 
     def draft(self, ctx: Context) -> Draft:
         return self.drafter.draft([self], [ctx])[0]
@@ -202,10 +181,8 @@ class _Sequence(DrafterState):
             self.reading.follow(ids)
         elif copier is not None:
             self.reading = ReadAhead(copier, runner.vocab_size, ids)
-        if self._opened is None:
-            self.row = runner.open(ids)
-            # Closed later, because a pass over the shared cache may be running.
-            self._opened = weakref.finalize(self, self.drafter.forgotten.append, self.row)
+        if self._end is None:
+            self.row, self._end = self.drafter.open_row(self, ids)
         else:
             runner.extend(self.row, ids)
         # The first drafting pass reads the last accepted tokens.
@@ -273,7 +250,6 @@ class _Sequence(DrafterState):
         self.translation.truncate(length)
 
     def close(self) -> None:
-        if self._opened is not None:
-            self._opened()
-            self._opened = None
-            self.drafter.close_forgotten()
+        if self._end is not None:
+            self.drafter.close_row(self._end)
+            self._end = None
