@@ -170,3 +170,8 @@ def test_a_device_map_keeps_its_store(device: str, second: str) -> None:
     found = with_store(Engine(model).model, "static")
     assert found.store == "packed"
     assert found.reasons[-1].endswith("its weights are on several devices")
+
+
+def test_a_model_loaded_with_the_usual_options_has_it(device: str, folder: Path) -> None:
+    found = Engine.from_pretrained(folder, device=device, store="static")
+    assert found.model.store == "static", found.notices

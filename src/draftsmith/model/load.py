@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -110,19 +111,20 @@ def load(
             "tokenizer must be a hub id, a folder or a transformers tokenizer, got "
             f"{shown(tokenizer)}"
         )
-    found = None
     try:
         found = probe(LoadedModel(live, tokenizer, _UNTESTED, name))
     except RuntimeError:
-        if packed is None:
+        if packed is None or not packed.replaced:
             raise
-    if found is None:
         # Some models, such as Mamba, read the weight of a layer themselves.
-        del live, packed
-        return load(
-            model, tokenizer, dtype, device, device_map, trust_remote_code, revision, store=store
-        )
-    return with_store(LoadedModel(live, tokenizer, found, name, packed, widened), store)
+        plain = packed.refused("the model cannot be computed with such layers")
+    else:
+        return with_store(LoadedModel(live, tokenizer, found, name, packed, widened), store)
+    del live, packed
+    loaded = load(
+        model, tokenizer, dtype, device, device_map, trust_remote_code, revision, store=store
+    )
+    return replace(loaded, prepacked=plain)
 
 
 def folder_of(model: str) -> str:

@@ -212,6 +212,10 @@ class Prepacked:
                 layer.bias = packed.bias  # type: ignore[assignment]
                 setattr(parent, name, layer)
 
+    def refused(self, reason: str) -> Prepacked:
+        """Return the result for a model that was loaded again without its replaced layers."""
+        return Prepacked((), self.left_alone + Counter({reason: len(self.replaced)}))
+
     def explain(self) -> str:
         """Return the result as a sentence for a person."""
         done = len(self.replaced)

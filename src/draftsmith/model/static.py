@@ -52,7 +52,7 @@ def refusal(loaded: LoadedModel) -> str | None:
         return "it keeps keys and values in a cache of its own"
     if rope_boundary(loaded.config) is not None:
         return "its rotary angles depend on the length of the pass"
-    if loaded.prepacked is not None:
+    if loaded.prepacked is not None and loaded.prepacked.replaced:
         return "its linear layers are laid out for this CPU; prepack=False leaves them as they are"
     if {weight.device for weight in loaded.model.parameters()} != {loaded.device}:
         return "its weights are on several devices"
