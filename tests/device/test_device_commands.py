@@ -49,6 +49,15 @@ def test_a_command(files: dict[str, Path], device: str, command: str) -> None:
     assert "fail" not in ran.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "doctor", "demo", "bench cost", "bench run"])
+def test_a_command_where_passes_are_graphs(
+    files: dict[str, Path], graphed: str, command: str
+) -> None:
+    ran = call(*COMMANDS[command].format(**files).split(), "--device", graphed)
+    assert ran.exit_code == 0, ran.output
+    assert "graph" not in ran.stderr
+
+
 def test_d4_training(files: dict[str, Path], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a Mac, where accelerate finds the device by itself."""
 

@@ -15,6 +15,7 @@ import torch
 from both import CUT, GREEDY, IDS, MANY, REAL, SAMPLED, Both, mapped, named, on, same, strictly
 from test_waits import ARMS, LONG, PROMPTS, SHORT, engine, per_pass
 
+import tiny
 from architectures import TREES, build, prompt
 from draftsmith.engine.engine import Engine
 from draftsmith.model import graphs
@@ -160,11 +161,6 @@ def test_kernels_of_a_pass_are_bounded(
         assert max(captured) <= 60 + 38 * layers, (layers, max(captured))
 
 
-@pytest.mark.skipif(not REAL.startswith("cuda"), reason="needs DRAFTSMITH_TEST_DEVICE=cuda:0")
-def test_it_is_the_default(device: str) -> None:
-    assert Engine(on(device, built("llama"))).model.store == "static"
-
-
 def test_a_device_map_keeps_its_store(device: str, second: str) -> None:
     model = mapped(build("llama"), device, second)
     found = with_store(Engine(model).model, "static")
@@ -172,6 +168,17 @@ def test_a_device_map_keeps_its_store(device: str, second: str) -> None:
     assert found.reasons[-1].endswith("its weights are on several devices")
 
 
-def test_a_model_loaded_with_the_usual_options_has_it(device: str, folder: Path) -> None:
-    found = Engine.from_pretrained(folder, device=device, store="static")
-    assert found.model.store == "static", found.notices
+@pytest.mark.skipif(REAL not in ("", "cuda:0"), reason="only CUDA has graphs")
+@pytest.mark.parametrize("drafter", ["none", "auto"])
+def test_graphs_are_the_default(graphed: str, folder: Path, drafter: str) -> None:
+    cpu = Engine.from_pretrained(folder, device="cpu", drafter=drafter)
+    for there in (
+        Engine.from_pretrained(folder, device=graphed, drafter=drafter),
+        Engine.from_pretrained(on(graphed, tiny.model()), drafter=drafter),
+    ):
+        assert there.model.store == "static", there.notices
+        assert there.model.graphs.captures
+        for options in (GREEDY, CUT):
+            for ids in (IDS, MANY):
+                asked = {"max_new_tokens": 40, "budget": 8, **options}
+                same(cpu.generate(ids, **asked), there.generate(ids, **asked))
