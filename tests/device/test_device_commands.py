@@ -14,6 +14,7 @@ from pretended import like_mps
 
 import tiny
 from command import call
+from tiers import slow_after
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", slow_after(4, COMMANDS))
 def test_a_command(files: dict[str, Path], device: str, command: str) -> None:
     with like_mps():
         ran = call(*COMMANDS[command].format(**files).split(), "--device", device)
@@ -49,7 +50,7 @@ def test_a_command(files: dict[str, Path], device: str, command: str) -> None:
     assert "fail" not in ran.stderr
 
 
-@pytest.mark.parametrize("command", ["run", "doctor", "demo", "bench cost", "bench run"])
+@pytest.mark.parametrize("command", ["run", "bench run"])
 def test_a_command_where_passes_are_graphs(
     files: dict[str, Path], graphed: str, command: str
 ) -> None:

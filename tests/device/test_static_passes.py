@@ -20,6 +20,7 @@ from architectures import TREES, build, prompt
 from draftsmith.engine.engine import Engine
 from draftsmith.model import graphs
 from draftsmith.model.probe import with_store
+from tiers import slow_after
 
 
 def fixed(engine: Engine) -> Engine:
@@ -124,7 +125,7 @@ def test_every_drafter(engines: Both, folder: Path, drafter: str) -> None:
 
 @pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", slow_after(1, reversed(ARMS)))
 def test_a_greedy_pass_waits_once(device: str, arm: str, rows: int) -> None:
     ids = IDS if rows == 1 else PROMPTS
     passes, waits = per_pass(fixed(engine(device, 2)), ids, **ARMS[arm])
@@ -134,7 +135,7 @@ def test_a_greedy_pass_waits_once(device: str, arm: str, rows: int) -> None:
 
 @pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", slow_after(1, reversed(ARMS)))
 def test_a_sampled_pass_waits_once_more(device: str, arm: str, rows: int) -> None:
     """For the tokens of all rows, which are drawn after the graph."""
     same_length = [prompt(20, i) for i in range(rows)]
@@ -169,16 +170,15 @@ def test_a_device_map_keeps_its_store(device: str, second: str) -> None:
 
 
 @pytest.mark.skipif(REAL not in ("", "cuda:0"), reason="only CUDA has graphs")
-@pytest.mark.parametrize("drafter", ["none", "auto"])
-def test_graphs_are_the_default(graphed: str, folder: Path, drafter: str) -> None:
-    cpu = Engine.from_pretrained(folder, device="cpu", drafter=drafter)
+def test_graphs_are_the_default(graphed: str, folder: Path) -> None:
+    cpu = Engine.from_pretrained(folder, device="cpu")
     for there in (
-        Engine.from_pretrained(folder, device=graphed, drafter=drafter),
-        Engine.from_pretrained(on(graphed, tiny.model()), drafter=drafter),
+        Engine.from_pretrained(folder, device=graphed),
+        Engine.from_pretrained(on(graphed, tiny.model())),
     ):
         assert there.model.store == "static", there.notices
         assert there.model.graphs.captures
         for options in (GREEDY, CUT):
             for ids in (IDS, MANY):
-                asked = {"max_new_tokens": 40, "budget": 8, **options}
+                asked = {"max_new_tokens": 20, "budget": 8, **options}
                 same(cpu.generate(ids, **asked), there.generate(ids, **asked))

@@ -13,6 +13,7 @@ from both import IDS, on
 from architectures import build, prompt
 from draftsmith.engine import scheduler
 from draftsmith.engine.engine import Engine
+from tiers import slow_after
 
 PROMPTS = [prompt(20 + 3 * i, i) for i in range(8)]
 SHORT, LONG = 8, 40
@@ -49,7 +50,7 @@ ARMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("arm", slow_after(1, reversed(ARMS)))
 def test_a_greedy_pass_waits_once(device: str, arm: str, rows: int) -> None:
     """For the copy of what the step reads, of all rows together."""
     ids = IDS if rows == 1 else PROMPTS
@@ -115,7 +116,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("arm", MOST)
+@pytest.mark.parametrize("arm", slow_after(1, reversed(MOST)))
 def test_kernels_of_a_pass_are_bounded(
     device: str, arm: str, passes: list[tuple[int, int]]
 ) -> None:

@@ -104,9 +104,11 @@ def test_rows_that_join_and_leave(name: str, options: dict[str, Any], rewinds: b
         pytest.skip("transformers 4 decodes Mamba wrongly after prompts of one or two tokens")
     model = load(build(name, **options))
     mixture, dropped = Mixture(model, seed=5, rewinds=rewinds), 0
-    for _ in range(20):
+    for step in range(20):
         for ids, draft, logits in mixture.step():
             check_logits(model.model, ids, draft, logits)
+        if step % 4 < 3:
+            continue
         for row, ids in zip(mixture.rows, mixture.ids, strict=True):
             check_cache(mixture.runner, row, ids)
             if row.cached and model.capabilities.packed:

@@ -54,9 +54,9 @@ def test_a_replay_equals_the_live_run(engine: Engine, spec: str, budget: str | i
     for text in ("the quick brown fox", "def foo(x): return x + 1 def foo(x)", "lazy lazy lazy"):
         prompt = tiny.tokenizer()(text)["input_ids"]
         live = engine.generate(
-            prompt, drafter=spec, budget=budget, max_new_tokens=100, temperature=0
+            prompt, drafter=spec, budget=budget, max_new_tokens=60, temperature=0
         )
-        again = replay(prompt, live.tokens, parse(spec), 400, rule, limit=100).stats
+        again = replay(prompt, live.tokens, parse(spec), 400, rule, limit=60).stats
         for name in (
             "passes", "tokens", "attempts", "drafted", "accepted", "drafted_by_depth",
             "accepted_by_depth", "by_source",
