@@ -6,7 +6,6 @@ is counted fails, unless it is marked `failing_passes`.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,12 +53,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = {value for value in values or () if isinstance(value, str)}
         if names & (ALL.keys() - ONE_OF_EACH_KIND):
             item.add_marker(pytest.mark.slow)
-
-
-def pytest_collection_finish() -> None:
-    """Spare the garbage collector the modules and tests, which stay: a pass over them is long."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
