@@ -15,6 +15,7 @@ from architectures import TREES, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.engine.engine import Engine
+from draftsmith.engine.memory import need
 from draftsmith.errors import OptionError, UnknownName
 from draftsmith.model import graphs, static
 from draftsmith.model.load import load
@@ -271,6 +272,62 @@ def test_idle_buffers_count_and_go_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert small.resources.reserved < 1
 
 
+def held(
+    engine: Engine, ids: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, int]:
+    """Most bytes of rows and idle buffers while prompts are answered, and how many are expected."""
+    most, expected, own = 0, 0, static.StaticStore.verify
+
+    def verify(store: static.StaticStore, *given: Any) -> Any:
+        nonlocal most, expected
+        found = own(store, *given)
+        most = max(most, store.held() + store.idle_bytes())
+        expected = max(expected, need(engine.resources.admitted, engine.resources.runner).rows)
+        return found
+
+    monkeypatch.setattr(static.StaticStore, "verify", verify)
+    engine.generate(ids, max_new_tokens=8)
+    return most, expected
+
+
+@pytest.mark.parametrize(("rows", "length"), [(1, 1900), (4, 1500), (16, 20), (3, 250)])
+def test_memory_of_rows_is_bounded_closely(
+    rows: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = build("llama", eos_token_id=None, max_position_embeddings=4096)
+    engine = Engine(fixed(load(live)), drafter="none", prefixes=0, memory=1 << 40)
+    most, expected = held(engine, [prompt(length, seed) for seed in range(rows)], monkeypatch)
+    assert most <= expected < 4 * most
+
+
+def test_rows_of_windowed_layers_count_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They drop nothing in this store; neither does a row that is kept."""
+    live = build("mistral", eos_token_id=None, max_position_embeddings=4096)
+    engine = Engine(fixed(load(live)), drafter="none", memory=1 << 40)
+    most, expected = held(engine, [prompt(1500)], monkeypatch)
+    assert most <= expected
+    (kept,) = engine.resources.prefixes._kept
+    tensors = [tensor for slots in kept.row.state for tensor in (slots.keys, slots.values)]
+    assert 0.5 * sum(t.nbytes for t in tensors) < kept.bytes
+
+
+def test_metrics_are_read_while_rows_come_and_go() -> None:
+    model = fixed(load(build("llama", eos_token_id=None)))
+    engine = Engine(model, drafter="none", prefixes=0, memory=1 << 40)
+    engine.generate(IDS, max_new_tokens=2)
+
+    class Read:
+        """Another thread adds a buffer while this one is read."""
+
+        @property
+        def nbytes(self) -> int:
+            model.graphs.free["another"] = self
+            return 1
+
+    model.graphs.free["first"] = Read()
+    assert engine.resources.reserved > 0
+
+
 @pytest.mark.parametrize("nodes", [31, 62, 63, 79])
 def test_the_widest_passes(nodes: int, shapes: list[tuple[int, int, int]]) -> None:
     """Their ancestors take the sign bit of an integer, and a second one."""
@@ -317,6 +374,86 @@ def test_changed_weights_are_recorded_again(monkeypatch: pytest.MonkeyPatch) -> 
     again = engine.generate(IDS, max_new_tokens=8).tokens
     assert len(made) == 2
     assert again == Engine(live, drafter="none").generate(IDS, max_new_tokens=8).tokens != first
+
+
+def test_hooks_are_called_and_said_to_exclude_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay runs no Python. Hooks that transformers records outputs with do not count."""
+    live = build("llama", eos_token_id=None)
+    model = fixed(load(live))
+    made = freeze(monkeypatch, model)
+    engine, options = Engine(model, drafter="none", prefixes=0), {"max_new_tokens": 8}
+    before = engine.generate(IDS, **options).tokens
+    calls = list[Any]()
+
+    def louder(_: Any, __: Any, output: Any) -> Any:
+        calls.append(output)
+        return output * 3
+
+    hook = live.model.layers[0].mlp.register_forward_hook(louder)
+    found = engine.generate(IDS, **options)
+    assert len(calls) == found.stats.passes
+    assert found.tokens == Engine(live, drafter="none").generate(IDS, **options).tokens != before
+    assert "hooks" in found.notices[-1]
+    hook.remove()
+    live(torch.tensor([IDS]), output_hidden_states=True, output_attentions=True)
+    replays = sum(one.replays for one in made)
+    again = engine.generate(IDS, **options)
+    assert (again.tokens, again.notices) == (before, ())
+    assert sum(one.replays for one in made) > replays
+
+
+def test_memory_runs_out_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle buffers and other graphs are freed; the pass runs, and later ones are captured."""
+    packed = load(build("llama", eos_token_id=None))
+    model = fixed(packed)
+    freeze(monkeypatch, model)
+    engine = Engine(model, drafter="none", prefixes=0)
+    engine.generate(prompt(20), max_new_tokens=4)
+    assert model.graphs.free
+    full = [torch.OutOfMemoryError("CUDA out of memory")]
+
+    class Full(Frozen):
+        def __init__(self, *given: Any) -> None:
+            if full:
+                raise full.pop()
+            super().__init__(*given)
+
+    monkeypatch.setattr(graphs, "Captured", Full)
+    found = engine.generate([IDS, prompt(20)], max_new_tokens=20)
+    assert not full
+    expected = Engine(packed, drafter="none").generate([IDS, prompt(20)], max_new_tokens=20)
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+    assert model.graphs.captures
+    assert not engine.notices
+
+
+def test_a_pass_without_memory_is_repeated_without_idle_buffers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Engine(fixed(load(build("llama", eos_token_id=None))), drafter="none", prefixes=0)
+    expected = engine.generate(IDS, max_new_tokens=8).tokens
+    free, own = engine.model.graphs.free, engine.model.forward.compute
+
+    def compute(*given: Any) -> Any:
+        if free:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return own(*given)
+
+    assert free
+    monkeypatch.setattr(engine.model.forward, "compute", compute)
+    found = engine.generate(IDS, max_new_tokens=8)
+    assert (found.tokens, found.notices) == (expected, ())
+
+
+def test_a_self_test_without_memory_keeps_the_other_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB")
+
+    packed = load(build("llama"))
+    monkeypatch.setattr(static.StaticStore, "_fixed", full)
+    found = with_store(packed, "static")
+    assert found.store == "packed"
+    assert "out of memory" in found.reasons[-1]
 
 
 def test_a_failed_capture_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module as modules
 
 from draftsmith.errors import first_line
 
@@ -33,6 +34,15 @@ Shape = tuple[int, int, tuple[int, ...]]
 """Number of rows, width of each, and layers that are recorded."""
 Body = Callable[[], tuple[Tensor, ...]]
 """Computes a pass from what is in place; copies nothing from the host and never waits."""
+
+
+def has_hooks(model: torch.nn.Module) -> bool:
+    """Whether any module has forward hooks, except transformers' own, which record outputs."""
+    tables = [modules._global_forward_hooks, modules._global_forward_pre_hooks]
+    for module in model.modules():
+        tables += module._forward_hooks, module._forward_pre_hooks
+    hooks = (hook for table in tables for hook in table.values())
+    return any(not str(hook.__module__).startswith("transformers.") for hook in hooks)
 
 
 class Captured:
@@ -72,6 +82,8 @@ class Graphs:
         """Whether passes are captured; False on other devices, and after a failure."""
         self.failure: str | None = None
         """Why passes are not captured any more."""
+        self.hooked = False
+        """Whether modules call code of the user's in a pass, which a graph would not repeat."""
         self.free: dict[Any, Any] = {}
         """Buffers that no row uses, by what they hold; one of each kind."""
         shape = MOST_PLACES, INPUTS, WIDEST
@@ -113,20 +125,30 @@ class Graphs:
                 if not any(self._graphs.values()):  # torch frees the memory with its last graph
                     self._memory = torch.cuda.graph_pool_handle()
                 own[shape] = Captured(body, self.device, self._memory)
-            except Exception as error:  # a model's code may raise any error
-                self._give_up(error)
+            except BaseException as error:
+                self._end_capture()
+                if not isinstance(error, Exception):
+                    raise
+                # A model's code may raise any error. Memory may suffice for the next capture.
+                if not (isinstance(error, torch.OutOfMemoryError) and self._free()):
+                    self._give_up(error)
                 return body()
             self._limit()
         self._replays += 1
         own[shape].used = self._replays
         return own[shape]()
 
-    def check(self, weights: Any) -> None:
+    def check(self, weights: Any, hooked: bool) -> None:
         """Drop all graphs if this key of the model's weights is a new one."""
         with self._lock:
             if weights != self._weights:
                 self._graphs.clear()
-            self._weights = weights
+            self._weights, self.hooked = weights, hooked
+
+    def notice(self, model: torch.nn.Module) -> str | None:
+        """Return why the passes of a model are not graphs although the device captures them."""
+        hooks = "CUDA graphs are not used while the model has forward hooks, which they do not call"
+        return hooks if self.captures and has_hooks(model) else self.failure
 
     def count(self, buffer: Any) -> int:
         """Return the number of graphs over a buffer."""
@@ -146,8 +168,17 @@ class Graphs:
             f"({first_line(error)})"
         )
         self._graphs.clear()
-        # A failed capture leaves torch's generator in capture mode; one that succeeds ends that.
+        warnings.warn(self.failure, stacklevel=2)
+
+    def _end_capture(self) -> None:
+        """Capture something else: a failed capture leaves torch's generator in capture mode."""
         with suppress(Exception):
             number = torch.zeros(1, device=self.device)
             Captured(lambda: (number.add_(1),), self.device, None)
-        warnings.warn(self.failure, stacklevel=2)
+
+    def _free(self) -> bool:
+        """Free idle buffers and all graphs; return whether there were any."""
+        found = bool(self.free) or any(self._graphs.values())
+        self.free.clear()
+        self._graphs.clear()
+        return found

@@ -79,8 +79,8 @@ class LoadedModel:
     @property
     def reasons(self) -> tuple[str, ...]:
         """Why passes are not as fast as they could be, one sentence each."""
-        failure = self.graphs.failure if self.store == "static" else None
-        return self.capabilities.reasons + (() if failure is None else (failure,))
+        notice = self.graphs.notice(self.model) if self.store == "static" else None
+        return self.capabilities.reasons + (() if notice is None else (notice,))
 
     @property
     def config(self) -> Any:

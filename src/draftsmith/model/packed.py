@@ -279,7 +279,7 @@ def _mask(span: Span, first: int, window: Window, device: torch.device) -> Tenso
 class PackedStore(KVStore):
     """Rows that share passes and, while they grow alike, buffers."""
 
-    copies = True
+    copies = forgets = True
     passes: ClassVar[type[PackedPass]] = PackedPass
 
     def __init__(self, loaded: LoadedModel) -> None:

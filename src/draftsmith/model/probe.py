@@ -59,8 +59,11 @@ def with_store(loaded: LoadedModel, store: str | None) -> LoadedModel:
     found = replace(loaded, store=cast(Store, wanted))
     why = refusal(loaded) if wanted == "static" else None
     if wanted == "static" and why is None:
-        with torch.inference_mode():
-            why = disagreement(_check_static, found, Reference.of(loaded, at_once=True))
+        try:
+            with torch.inference_mode():
+                why = disagreement(_check_static, found, Reference.of(loaded, at_once=True))
+        except torch.OutOfMemoryError as error:
+            why = f"there is no memory for their test ({first_line(error)})"
         if store is None and why is None:
             why = found.graphs.failure
     if why is None:

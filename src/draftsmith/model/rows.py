@@ -81,6 +81,8 @@ class KVStore(ABC):
 
     copies = False
     """Whether `copy` is supported."""
+    forgets = False
+    """Whether layers drop what their window has left, in rows that are not to `rewind`."""
 
     def open(self, row: SequenceRow) -> None:  # noqa: B027  optional by design
         """Allocate what a new row needs."""

@@ -196,7 +196,7 @@ class Runner:
 
     def row_bytes(self, positions: int, rewinds: bool = True) -> int:
         """Bytes of keys and values of `positions` positions of a row with this `rewinds`."""
-        forgets = self._capabilities.packed and not rewinds
+        forgets = self.store.forgets and not rewinds
         return self.loaded.row_bytes(positions, self.chunk if forgets else None)
 
     @torch.inference_mode()
@@ -210,7 +210,7 @@ class Runner:
         """
         if self._capabilities.cache == "replay":
             return self.loaded.row_bytes(positions) if self.shape == "chain" else 0
-        if rewinds or not self._capabilities.packed:
+        if rewinds or not self.store.forgets:
             return 0
         return self.loaded.row_bytes(positions, self.chunk, windowed=True)
 

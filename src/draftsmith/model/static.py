@@ -13,6 +13,7 @@ of keys and values; `Q` positions of each place in a pass.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -21,11 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftsmith.core.draft import Draft
 from draftsmith.core.readout import summary, unpacked
 from draftsmith.core.target import Needs, RowOutput
 from draftsmith.model.attention import Packed
 from draftsmith.model.fingerprint import state
-from draftsmith.model.graphs import MOST_PLACES, WIDEST
+from draftsmith.model.graphs import MOST_PLACES, WIDEST, has_hooks
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import Span, ancestor_bits, visible_slots
 from draftsmith.model.packed import PackedStore, Slots, by_kind
@@ -153,15 +155,28 @@ class StaticStore(PackedStore):
     No layer drops positions that its window has left.
     """
 
+    forgets = False
+
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__(loaded)
         self._model = loaded.model
+        self._position_bytes = loaded.row_bytes(1)
         self._graphs = loaded.graphs
         self._places: dict[SequenceRow, tuple[Buffer, int]] = {}
 
     def open(self, row: SequenceRow) -> None:
-        self._graphs.check(state(self._model))
+        self._graphs.check(state(self._model), has_hooks(self._model))
         super().open(row)
+
+    def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
+        """Run a pass; if memory is short, once more without the buffers that no row uses."""
+        try:
+            return super().verify(rows, drafts)
+        except torch.OutOfMemoryError:
+            if not self._graphs.free:
+                raise
+        self.free_idle()
+        return super().verify(rows, drafts)
 
     def close(self, row: SequenceRow) -> None:
         self._release(row)
@@ -191,8 +206,9 @@ class StaticStore(PackedStore):
         kind = self._graphs.device.type
         # Under autocast, weights are converted by each pass.
         autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        hooked = self._graphs.captures and self._graphs.hooked
         fits = span.cached > 0 and span.width <= WIDTHS[-1]
-        return fits and not (attends or row.is_chunk or autocast)
+        return fits and not (attends or row.is_chunk or autocast or hooked)
 
     def _fixed(
         self, buffer: Buffer, spans: Mapping[SequenceRow, Span]
@@ -277,15 +293,26 @@ class StaticStore(PackedStore):
             self._release(row)
 
     def bytes_for(self, rows: Sequence[int], kept: Sequence[int]) -> int:
-        """Return an upper bound of the peak bytes of rows with at least `LEAST_SLOTS` positions.
+        """Return an upper bound of the peak bytes, without idle buffers.
 
-        A place is up to twice as large as its row, and a buffer has up to twice as many places as
-        rows. While rows grow, there are also the buffers that they leave.
+        Before its first pass in a buffer, a row has slots of its own, a tenth too many. Rows of one
+        capacity share a buffer, beside the one of half the capacity that they leave. A buffer of
+        several rows is copied to one with twice as many places.
         """
-        return 8 * sum(rows) + sum(kept)
+        each = max(1, self._position_bytes)
+        sizes = Counter(self._capacity(-(-one // each)) for one in rows)
+        total = sum(rows) * 11 // 10 + sum(kept)
+        for capacity, count in sizes.items():
+            places = 1 << (count - 1).bit_length()
+            copied = places // 2
+            total += each * (places + copied) * (capacity + WIDEST)
+            if capacity > LEAST_SLOTS:
+                total += each * places * (capacity // 2 + WIDEST)
+        return total
 
     def idle_bytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self._graphs.free.values())
+        # Another thread may be running passes.
+        return sum(buffer.nbytes for buffer in [*self._graphs.free.values()])
 
     def free_idle(self) -> None:
         self._graphs.free.clear()
