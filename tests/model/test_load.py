@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,30 @@ def test_a_folder(folder: Path) -> None:
     assert loaded.capabilities.shape == "tree"
     assert not loaded.model.training
     assert load(folder, dtype="float32", device="cpu").dtype == torch.float32
+
+
+@pytest.mark.parametrize("build_name", ["from_pretrained", "from_config"])
+def test_threads_build_one_model_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, build_name: str
+) -> None:
+    """transformers changes torch for the whole process meanwhile."""
+    own, both = getattr(AutoModelForCausalLM, build_name), threading.Barrier(2)
+    met = []
+
+    def building(*given: Any, **options: Any) -> Any:
+        try:
+            met.append(both.wait(0.5))
+        except threading.BrokenBarrierError:
+            both.reset()
+        return own(*given, **options)
+
+    monkeypatch.setattr(AutoModelForCausalLM, build_name, building)
+    threads = [threading.Thread(target=load, args=(folder,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not met
 
 
 def test_a_folder_below_the_home_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

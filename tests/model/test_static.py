@@ -272,9 +272,7 @@ def test_idle_buffers_count_and_go_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert small.resources.reserved < 1
 
 
-def held(
-    engine: Engine, ids: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> tuple[int, int]:
+def held(engine: Engine, ids: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Most bytes of rows and idle buffers while prompts are answered, and how many are expected."""
     most, expected, own = 0, 0, static.StaticStore.verify
 

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.errors import LoadError, WriteError, first_line
+from draftsmith.model.building import BUILDING
 from draftsmith.model.gguf_config import configured
 from draftsmith.model.gguf_file import File, read_file
 from draftsmith.storage import cache_folder, reading, write_text
@@ -64,7 +65,8 @@ def _convert(file: File, folder: Path) -> None:
                 f"{file.path.name} needs {needed / 1e6:,.1f} MB in {parent}, where "
                 f"{free / 1e6:,.1f} MB are free; set DRAFTSMITH_CACHE to a folder with more room"
             )
-        model, tokenizer, older = _read(file)
+        with BUILDING:
+            model, tokenizer, older = _read(file)
         try:
             model.save_pretrained(new)
             tokenizer.save_pretrained(new)

@@ -24,6 +24,7 @@ from draftsmith import builtin
 from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedError, first_line
 from draftsmith.model import devices, gguf
 from draftsmith.model import prepack as prepacking
+from draftsmith.model.building import BUILDING
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.dtype import widen
 from draftsmith.model.loaded import LoadedModel, Store
@@ -229,7 +230,7 @@ def read_model(
         device_map = {"": place}
     try:
         # Without a map, transformers loads to torch's default device.
-        with place if on_cpu else nullcontext():
+        with BUILDING, place if on_cpu else nullcontext():
             model = AutoModelForCausalLM.from_pretrained(
                 source,
                 config=config,

@@ -18,6 +18,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from draftsmith.errors import UnsupportedError, first_line
+from draftsmith.model.building import BUILDING
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.loaded import LoadedModel, number
 from draftsmith.model.registered import own_name
@@ -96,9 +97,10 @@ def _what(error: Exception) -> str:
 
 def _made(config: Any, own: Any) -> Any:
     implementation = own_name(own.config)
-    return AutoModelForCausalLM.from_config(
-        copy.deepcopy(config), dtype=torch.float32, attn_implementation=implementation
-    )
+    with BUILDING:
+        return AutoModelForCausalLM.from_config(
+            copy.deepcopy(config), dtype=torch.float32, attn_implementation=implementation
+        )
 
 
 def _parts(config: Any) -> Iterator[Any]:

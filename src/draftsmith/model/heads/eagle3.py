@@ -25,6 +25,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 
 from draftsmith.core.target import ModelFacts
 from draftsmith.errors import LoadError
+from draftsmith.model.building import BUILDING
 from draftsmith.model.forward import cache_name
 from draftsmith.model.heads.eagle3_files import HeadFiles, target_ids
 from draftsmith.model.heads.head import Head, check_tensors, embeddings_of
@@ -166,7 +167,7 @@ def build(
     Raises UnsupportedError for unknown tensors, LoadError for missing tensors and wrong shapes.
     """
     vocabulary = len(files.tensors["lm_head.weight"])
-    with torch.device("meta"):
+    with BUILDING, torch.device("meta"):
         head = Eagle3Head(files.layer, layers, files.target_width, vocabulary, files.flags)
     tensors = {
         f"fuse.{name}" if name.startswith(("fc.", "fc_norm.", "input_norm.")) else name: tensor

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from draftsmith.errors import LoadError
+from draftsmith.model.building import BUILDING
 from draftsmith.model.checkpoint_files import Checkpoint
 from draftsmith.model.forward import cache_name
 from draftsmith.model.heads.head import Head, check_tensors
@@ -163,7 +164,7 @@ def read(model: Any, source: str) -> MTPHead:
         ours = next((o + theirs[len(t) :] for o, t in named.items() if theirs.startswith(t)), None)
         if ours is not None and not ours.removeprefix("block.").startswith(_SHARED):
             names[theirs] = ours
-    with torch.device("meta"):
+    with BUILDING, torch.device("meta"):
         head = MTPHead(model, layout)
     tensors = {names[theirs]: tensor for theirs, tensor in files.read(names).items()}
     if any(name.endswith(".experts.gate_up_proj") for name in head.state_dict()):
