@@ -289,6 +289,31 @@ def test_a_live_model_is_packed_only_when_asked_for() -> None:
     assert layers_of(live) == before
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_layers_with_adapters_are_left_alone() -> None:
+    """PEFT merges into their weights, and may put other layers in their place."""
+    packed_or_skip(layer(torch.float32))
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, lora_alpha=64, init_lora_weights=False,
+        target_modules=["q_proj", "up_proj"],
+    )  # fmt: skip
+    live = peft.get_peft_model(copy.deepcopy(tiny.model()), config).eval()
+    options = {"input_ids": torch.arange(10, 40)[None], "max_new_tokens": 12, "do_sample": False}
+    with accelerate(live, prepack=True) as handle:
+        assert "adapters may be merged" in handle.prepacked.explain()
+        live.generate(**options)
+        live.merge_adapter()
+        found = live.generate(**options)
+    assert torch.equal(found, live.generate(**options))
+    with accelerate(live, prepack=True):
+        live.generate(**options)
+        plain = live.merge_and_unload()
+    assert torch.equal(found, plain.generate(**options))
+    assert not any(isinstance(m, PackedLinear) for m in plain.modules())
+
+
 def test_an_error_leaves_the_model_as_it_was() -> None:
     live = copy.deepcopy(tiny.model())
     before = layers_of(live)

@@ -255,11 +255,14 @@ def prepack(model: nn.Module, keep: bool) -> Prepacked:
 
 def _groups(model: nn.Module, left: Counter[str]) -> Iterator[tuple[nn.Module, tuple[str, ...]]]:
     """Yield linear layers that can be replaced, by parent; counts the others' reasons in `left`."""
+    adapters = (one for one in model.modules() if hasattr(one, "merged_adapters"))
+    merging = {part for adapter in adapters for part in adapter.modules()}
     for parent in model.modules():
         alone: dict[str, nn.Linear] = {}
         for name, child in parent.named_children():
             if isinstance(child, nn.Linear):
-                reason = _unlike(child)
+                # PEFT merges adapters through `.data`, which no layout notices.
+                reason = "adapters may be merged into them" if parent in merging else _unlike(child)
                 if reason is None:
                     alone[name] = child
                 else:
