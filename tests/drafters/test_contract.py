@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
+import tiny
 from architectures import build
+from draftsmith import Engine, accelerate
 from draftsmith.core.draft import ROOT, Draft, Proposal
 from draftsmith.core.drafter import Context
+from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.registry import parse
-from draftsmith.errors import DrafterError
+from draftsmith.errors import DrafterError, OptionError
 from draftsmith.testing import Scripted, check_distribution, check_drafter, check_rewind
 from installed import bare_names
 
@@ -120,3 +124,15 @@ def test_the_contract_can_fail() -> None:
 
     with pytest.raises(AssertionError, match="truncate"):
         check_rewind(Scripted(remembers))
+
+
+def test_options_that_cannot_be_compared_are_refused() -> None:
+    @dataclass(frozen=True)
+    class Words(CopySpec):
+        name = "words"
+        words: Any = ()
+
+    engine = Engine(tiny.model(), tiny.tokenizer(), drafter=Words(words=("a",)))
+    for use in (Engine, accelerate, lambda *_, drafter: engine.generate("a", drafter=drafter)):
+        with pytest.raises(OptionError, match="Words has an option that .*'list'"):
+            use(tiny.model(), drafter=Words(words=["a"]))

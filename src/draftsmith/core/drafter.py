@@ -101,7 +101,7 @@ class DrafterState(ABC):
 class Drafter(ABC):
     """Configuration of a drafter; subclasses are frozen dataclasses and hashable.
 
-    Configurations that are not hashable, or have eq=False, are compared by identity.
+    Configurations with eq=False are compared by identity.
     """
 
     name: ClassVar[str]

@@ -50,6 +50,13 @@ def parse(spec: str | Drafter) -> Drafter:
     `'"()[]{},=`. Raises UnknownName with a suggestion, or OptionError.
     """
     if isinstance(spec, Drafter):
+        try:
+            hash(spec)
+        except TypeError as error:
+            raise OptionError(
+                f"{type(spec).__name__} has an option that cannot be compared ({error}); give it a "
+                "tuple, or a class with eq=False"
+            ) from None
         return spec
     if not isinstance(spec, str):
         made = isinstance(spec, type) and issubclass(spec, Drafter)
