@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import subprocess
@@ -324,6 +325,15 @@ def test_a_grammar_is_compiled_once_if_it_can_be(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(OptionError, match=r"pip install 'draftsmith\[grammar\]'"):
         grammars.compile(Grammar.regex("yes"), [2])
+
+
+def test_a_vocabulary_may_grow_between_requests() -> None:
+    model, rule = copy.deepcopy(tiny.model()), Grammar.regex("[a-z]{5}")
+    engine = Engine(model, tiny.tokenizer(), drafter="none")
+    for width in (model.vocab_size, 450, 400):
+        model.resize_token_embeddings(width)
+        found = engine.generate("the", grammar=rule, max_new_tokens=9)
+        assert re.fullmatch("[a-z]{5}", found.text)
 
 
 @pytest.mark.slow

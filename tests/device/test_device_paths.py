@@ -36,6 +36,7 @@ from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.registry import lookup, names
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.memory import need
+from draftsmith.errors import OptionError
 from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
 from draftsmith.text.grammar import Grammar
@@ -191,6 +192,25 @@ def test_accelerate(device: str, options: dict[str, Any]) -> None:
     assert {value.device.type for value in streamed} == {"cpu"}  # as generate() streams them
     if not (REAL and options["do_sample"]):
         assert passes[0] == passes[1] < 16
+
+
+@pytest.mark.filterwarnings("ignore::draftsmith.integrations.transformers.NotAcceleratedWarning")
+def test_a_model_that_was_moved_since(device: str) -> None:
+    for before, after in (("cpu", device), (device, "cpu")):
+        model = on(before, tiny.model())
+        engine = Engine(model, drafter="none")
+        with accelerate(model) as handle:
+            model.to(after)
+            ids = torch.tensor([IDS], device=after)
+            asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 6}
+            found = model.generate(ids, do_sample=False, **asked)
+            assert handle.last_notice == (
+                f"the model was moved from {before} to {after} after it was loaded; "
+                "call accelerate again"
+            )
+        assert torch.equal(found, model.generate(ids, do_sample=False, **asked))
+        with pytest.raises(OptionError, match=f"moved from {before} to {after} .* load it again"):
+            engine.generate(IDS, max_new_tokens=2)
 
 
 def test_accelerate_a_padded_batch(device: str) -> None:

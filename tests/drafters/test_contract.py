@@ -134,5 +134,5 @@ def test_options_that_cannot_be_compared_are_refused() -> None:
 
     engine = Engine(tiny.model(), tiny.tokenizer(), drafter=Words(words=("a",)))
     for use in (Engine, accelerate, lambda *_, drafter: engine.generate("a", drafter=drafter)):
-        with pytest.raises(OptionError, match="Words has an option that .*'list'"):
+        with pytest.raises(OptionError, match=r"Words has an option that .*'list'"):
             use(tiny.model(), drafter=Words(words=["a"]))

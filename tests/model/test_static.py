@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
 import warnings
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import torch
 from test_taps import check_taps, step
 
 from architectures import TREES, build, prompt
+from draftsmith import accelerate
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.target import NO_NEEDS, Needs
 from draftsmith.engine.engine import Engine
@@ -508,6 +511,28 @@ def test_graphs_are_the_default_where_they_can_be_captured(
     assert found.model.store == (store or "packed")
     assert len(seen) == len(found.notices) == (store != "packed")
     assert all("operation not permitted" in one for one in found.notices)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.filterwarnings("ignore::draftsmith.integrations.transformers.DraftingNotice")
+def test_a_copy_of_an_accelerated_model_has_graphs_of_its_own(
+    duplicate: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "CAPTURED", ("cpu",))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(graphs, "Captured", Frozen)
+    model = build("llama", eos_token_id=None)
+    ids = torch.tensor([IDS])
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False}
+    expected = model.generate(ids, **options)
+    accelerate(model)
+    for _ in range(2):  # before and after a call
+        double = duplicate(model)
+        assert torch.equal(double.generate(ids, **options), expected)
+        with torch.no_grad():
+            double.lm_head.weight.copy_(double.lm_head.weight.roll(1, 0))
+        assert not torch.equal(double.generate(ids, **options), expected)
+        assert torch.equal(model.generate(ids, **options), expected)
 
 
 FACTORS = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}

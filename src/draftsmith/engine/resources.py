@@ -138,7 +138,11 @@ class Resources:
         """Sequences of all schedulers that have a row."""
 
     def check(self, sequence: TextSequence) -> None:
-        """Raise OptionError for a sequence that can never fit into memory, or cannot be exact."""
+        """Raise OptionError for a sequence that can never fit into memory, or cannot be exact, and
+        for a model that was moved.
+        """
+        if moved := self.model.moved:
+            raise OptionError(f"{moved}: load it again, or make another Engine")
         if self.memory < inf:
             alone = need([sequence], self.runner)
             if sum(alone) > self.memory:

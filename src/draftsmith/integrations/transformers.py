@@ -281,6 +281,8 @@ class Accelerated(AbstractContextManager["Accelerated"]):
                 return None, f"{name} was given"
         if self.model.training:
             return None, "the model is in training mode; call model.eval()"
+        if self._loaded is not None and (moved := self._loaded.moved):
+            return None, f"{moved}; call accelerate again"
         handled = {"tokenizer", "assistant_tokenizer", "trust_remote_code"}
         handled |= set(inspect.signature(self.original).parameters) - {"use_model_defaults"}
         options = {name: value for name, value in call.items() if name not in handled}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from itertools import cycle
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from draftsmith.core.drafter import common_prefix
 from draftsmith.core.target import ModelFacts
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.exact.widths import Widths
-from draftsmith.model.forward import Forward
+from draftsmith.model.forward import Forward, input_device
 from draftsmith.model.graphs import Graphs
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.windows import windows_by_layer
@@ -66,6 +66,11 @@ class LoadedModel:
         kind = type(self.model).__name__
         return f"LoadedModel({last_part(self.name)!r}, {kind}, {self.dtype_name} on {self.device})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy, which has graphs of its own and may be moved."""
+        own = ("forward", "graphs", "_grammars")
+        return {name: value for name, value in vars(self).items() if name not in own}
+
     @cached_property
     def forward(self) -> Forward:
         """Calls the model. Shared by all runners, which take turns."""
@@ -91,6 +96,14 @@ class LoadedModel:
     def device(self) -> torch.device:
         """Device of the input ids."""
         return self.forward.device
+
+    @property
+    def moved(self) -> str | None:
+        """Why passes cannot run, if the model is on another device than it was; else None."""
+        now = input_device(self.model)
+        if now == self.device:
+            return None
+        return f"the model was moved from {self.device} to {now} after it was loaded"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -178,10 +191,14 @@ class LoadedModel:
         """Fingerprint of the tokenizer's vocabulary; None without a tokenizer."""
         return None if self.tokenizer is None else fingerprint(self.tokenizer)
 
-    @cached_property
+    @property
     def grammars(self) -> Grammars:
-        """Grammars compiled for the tokenizer."""
-        return Grammars(self.tokenizer, self.vocab_size)
+        """Grammars compiled for the tokenizer and the width of the logits, which may change."""
+        return self._grammars(self.vocab_size)
+
+    @cached_property
+    def _grammars(self) -> Callable[[int], Grammars]:
+        return lru_cache(1)(partial(Grammars, self.tokenizer))
 
     @cached_property
     def blocks(self) -> torch.nn.ModuleList | None:
