@@ -205,7 +205,7 @@ def test_greedy_answers_with_a_real_draft_model(name: str) -> None:
     check(target, drafter, prompts(target, len(PIECES)), plain(target, len(PIECES), 6))
 
 
-MANY = int(os.environ.get("DRAFTSMITH_PROMPTS", "20"))
+MANY = int(os.environ.get("DRAFTSMITH_PROMPTS", "12"))
 """Prompts of a slow case."""
 
 
