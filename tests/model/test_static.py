@@ -17,6 +17,8 @@ from architectures import TREES, build, prompt
 from draftsmith import accelerate
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.target import NO_NEEDS, Needs
+from draftsmith.drafters.draft_model.draft_model import DraftModel
+from draftsmith.engine.call import Call
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.memory import need
 from draftsmith.errors import OptionError, UnknownName
@@ -263,6 +265,19 @@ def test_an_idle_row_gives_its_buffer_to_the_next() -> None:
         assert buffer.capacity == 256
 
 
+def test_places_without_a_row_count_as_idle() -> None:
+    """A row may get a buffer with places for more."""
+    model = fixed(load(build("llama", eos_token_id=None)))
+    engine = Engine(model, drafter="none", prefixes=0, memory=20_000_000)
+    engine.generate([prompt(20, seed) for seed in range(8)], max_new_tokens=3)
+    idle = engine.resources.runner.store.idle_bytes()
+    call = Call(engine.resources, engine.prepare({"max_new_tokens": 9}).sequences([prompt(20)]))
+    with call:
+        for _ in range(4):
+            call.step()
+        assert engine.resources.runner.store.idle_bytes() == 7 * idle // 8 > 0
+
+
 def test_idle_buffers_count_and_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static, "LEAST_SLOTS", 16)
     model = fixed(load(build("llama", eos_token_id=None)))
@@ -282,7 +297,8 @@ def held(engine: Engine, ids: list[list[int]], monkeypatch: pytest.MonkeyPatch) 
     def verify(store: static.StaticStore, *given: Any) -> Any:
         nonlocal most, expected
         found = own(store, *given)
-        most = max(most, store.held() + store.idle_bytes())
+        free = sum(buffer.nbytes for buffer in store._graphs.free.values())
+        most = max(most, store.held() + free)
         expected = max(expected, need(engine.resources.admitted, engine.resources.runner).rows)
         return found
 
@@ -299,6 +315,21 @@ def test_memory_of_rows_is_bounded_closely(
     engine = Engine(fixed(load(live)), drafter="none", prefixes=0, memory=1 << 40)
     most, expected = held(engine, [prompt(length, seed) for seed in range(rows)], monkeypatch)
     assert most <= expected < 4 * most
+
+
+def test_memory_of_a_draft_model_is_that_of_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "CAPTURED", ("cpu",))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(graphs, "Captured", Frozen)
+    live = build("llama", eos_token_id=None)
+    engine = Engine(live, drafter=DraftModel(live, tokens=3, algorithm="standard", copies=False))
+    store = engine.drafter.runner.store  # type: ignore[attr-defined]
+    assert isinstance(store, static.StaticStore)
+    call = Call(engine.resources, engine.prepare({"max_new_tokens": 40}).sequences([prompt(40)]))
+    with call:
+        for _ in range(8):
+            call.step()
+        assert 0 < store.held() - store.idle_bytes() <= engine.drafter.bytes_for(80)
 
 
 def test_rows_of_windowed_layers_count_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,11 +352,12 @@ def test_metrics_are_read_while_rows_come_and_go() -> None:
         """Another thread adds a buffer while this one is read."""
 
         @property
-        def nbytes(self) -> int:
-            model.graphs.free["another"] = self
+        def idle_bytes(self) -> int:
+            model.graphs.buffers.add(added)
             return 1
 
-    model.graphs.free["first"] = Read()
+    first, added = Read(), Read()
+    model.graphs.buffers.add(first)
     assert engine.resources.reserved > 0
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -86,6 +86,8 @@ class Graphs:
         """Whether modules call code of the user's in a pass, which a graph would not repeat."""
         self.free: dict[Any, Any] = {}
         """Buffers that no row uses, by what they hold; one of each kind."""
+        self.buffers: WeakSet[Any] = WeakSet()
+        """All buffers, in whatever runner."""
         shape = MOST_PLACES, INPUTS, WIDEST
         self.inputs = torch.zeros(shape, dtype=torch.long, device=device)
         """Input of a pass, on the device."""

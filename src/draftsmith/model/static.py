@@ -100,6 +100,11 @@ class Buffer:
         """Bytes of all places."""
         return sum(slots.keys.nbytes + slots.values.nbytes for slots in self.slots[0])
 
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of the places without a row."""
+        return self.nbytes * self.rows.count(None) // len(self.rows)
+
     def put(self, row: SequenceRow, place: int) -> None:
         """Copy a row to a free place, where it continues."""
         for new, alike in zip(self.slots[place], by_kind(row.state).values(), strict=True):
@@ -312,7 +317,7 @@ class StaticStore(PackedStore):
 
     def idle_bytes(self) -> int:
         # Another thread may be running passes.
-        return sum(buffer.nbytes for buffer in [*self._graphs.free.values()])
+        return sum(buffer.idle_bytes for buffer in [*self._graphs.buffers])
 
     def free_idle(self) -> None:
         self._graphs.free.clear()
@@ -364,10 +369,12 @@ class StaticStore(PackedStore):
     def _new(self, row: SequenceRow, capacity: int, places: int) -> Buffer:
         """Allocate a buffer; if memory is scarce, free those that no row uses."""
         try:
-            return Buffer(row.state, capacity, places)
+            buffer = Buffer(row.state, capacity, places)
         except torch.OutOfMemoryError:
             self.free_idle()
-            return Buffer(row.state, capacity, places)
+            buffer = Buffer(row.state, capacity, places)
+        self._graphs.buffers.add(buffer)
+        return buffer
 
     def _capacity(self, end: int) -> int:
         """Return the capacity of a buffer for rows of `end` positions."""

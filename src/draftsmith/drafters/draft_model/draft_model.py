@@ -30,6 +30,7 @@ from draftsmith.text.vocab import Intersection, Vocabulary, intersect
 
 if TYPE_CHECKING:
     from draftsmith.model.loaded import LoadedModel
+    from draftsmith.model.runner import Runner
 
 Algorithm = Literal["auto", "standard", "union", "tli", "slem", "slrs"]
 
@@ -113,15 +114,15 @@ class DraftModel(Drafter):
                 raise
             algorithm, translate = "slem", ALGORITHMS["slem"](pair)
             why = f"{self.name} uses slem with {_shown(self.model)}: {error}"
-        copier = LongestMatch() if self.copies else None
+        copier, runner = LongestMatch() if self.copies else None, Runner(loaded)
         return BoundDraftModel(
             self,
-            Runner(loaded),
+            runner,
             translate,
             guesses=self.reproducible or algorithm == "slem",
             why=why,
             rewinds=loaded.capabilities.cache != "replay",
-            state_bytes=partial(_state_bytes, loaded, copier, _finer(pair)),
+            state_bytes=partial(_state_bytes, runner, copier, _finer(pair)),
             copier=copier,
         )
 
@@ -224,11 +225,11 @@ def _finer(pair: Pair) -> float:
     return len(drafter.ids) / max(1, len(target.ids))
 
 
-def _state_bytes(loaded: LoadedModel, copier: Drafter | None, finer: float, positions: int) -> int:
-    """Return twice the size of a row, because growing copies it, plus the copier's state."""
-    own = math.ceil(finer * positions)
-    row = own if loaded.context_length is None else min(own, loaded.context_length)
-    return 2 * loaded.row_bytes(row) + (0 if copier is None else copier.bytes_for(own))
+def _state_bytes(runner: Runner, copier: Drafter | None, finer: float, positions: int) -> int:
+    """Return the peak size of a row of the draft model, plus the copier's state."""
+    own, context = math.ceil(finer * positions), runner.loaded.context_length
+    row = runner.row_bytes(own if context is None else min(own, context))
+    return runner.store.bytes_for([row], ()) + (0 if copier is None else copier.bytes_for(own))
 
 
 def _end_ids(loaded: LoadedModel) -> frozenset[int]:
