@@ -108,9 +108,7 @@ def asked(
 
 
 MANY: list[Any] = [(name, 14, 150, ()) for name in MODELS]
-MANY += [
-    pytest.param(name, 40, 600, (5, 20), marks=pytest.mark.slow) for name in MODELS[:-1]
-]
+MANY += [pytest.param(name, 40, 600, (5, 20), marks=pytest.mark.slow) for name in MODELS[:-1]]
 
 
 @pytest.mark.parametrize(("name", "requests", "longest", "long"), MANY)

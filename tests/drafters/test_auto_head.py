@@ -9,13 +9,14 @@ import pytest
 import torch
 from drafted import same_answers
 
+import tiny
 from architectures import VOCAB, build, prompt
 from draftsmith.drafters import auto_head
 from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.trained_head import BoundHead
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import OptionError
+from draftsmith.errors import LoadError, OptionError
 from draftsmith.testing import check_drafter
 from heads import random_head, save
 
@@ -51,6 +52,43 @@ def test_nothing_is_lost(name: str, folder: str) -> None:
         options |= {"max_new_tokens": 16, "budget": 12}
         found = same_answers(engine, prompts, f"auto(head=eagle3(model={folder}))", **options)
         assert sum(one.stats.drafted for one in found) > 40
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_chat_goes_back_to_where_the_head_began(
+    more: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head read the end of a longer text, and the new one ends there, or beside it."""
+    tokenizer = tiny.tokenizer()
+    path = save(tmp_path, random_head(64, len(tokenizer), 60), layer_ids=LAYERS)
+    first = [{"role": "user", "content": "the quick brown fox jumps"}]
+    long = [*first, {"role": "assistant", "content": "é lazy dog over the"},
+            {"role": "user", "content": "dog"}]  # fmt: skip
+    ends = [
+        len(
+            tokenizer.apply_chat_template(m, add_generation_prompt=True, return_dict=True)[
+                "input_ids"
+            ]
+        )
+        for m in (first, long)
+    ]
+    monkeypatch.setattr(auto_head, "RECENT", ends[1] - ends[0] + more)
+    monkeypatch.setattr(auto_head.HeadRows, "worth", lambda self, *_: [] if self.places else [-1])
+    engine = Engine(tiny.model(5), tokenizer, drafter=f"auto(head=eagle3(model={path}))")
+    chat = engine.chat(max_new_tokens=6)
+    chat.messages = long[:-1]
+    chat.send(long[-1]["content"])
+    chat.messages = []
+    found = chat.send(first[0]["content"])
+    assert not found.notices
+    assert found.tokens == engine.generate(first, drafter="none", max_new_tokens=6).tokens
+
+
+def test_a_head_that_was_bound_to_another_model_is_bound_again(folder: str) -> None:
+    one, other = (build("llama", num_hidden_layers=5, hidden_size=n) for n in (64, 32))
+    bound = Engine(one, drafter=f"eagle3(model={folder})").drafter
+    with pytest.raises(LoadError, match="width"):
+        Engine(other, drafter=bound)
 
 
 def counting(folder: Path) -> tuple[Any, str]:

@@ -26,7 +26,7 @@ from draftsmith.server.keys import Keys
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.run import JsonLines, server
 from draftsmith.server.settings import Settings
-from draftsmith.server.worker import Job
+from draftsmith.server.worker import Deadline, Job
 from draftsmith.testing import Scripted
 from draftsmith.text.grammar import Grammar
 
@@ -226,6 +226,40 @@ def test_a_grammar_that_takes_too_long_holds_nobody_up(monkeypatch: pytest.Monke
         finally:
             ends.set()
         until(lambda: idle(api))
+
+
+def test_a_grammar_is_not_blamed_for_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time begins when a thread takes it."""
+    api, ends, limits = api_of(engine("none")), threading.Event(), list[float]()
+    grammars, deadline = api.engine.model.grammars, Deadline
+    build, pool = grammars._build, api._compiling
+
+    def slow(grammar: Grammar, end_ids: tuple[int, ...]) -> Any:
+        assert not grammar.text.startswith("slow") or ends.wait(300)
+        return build(grammar, end_ids)
+
+    def limited(when: float, *given: Any, **fields: Any) -> Any:
+        limits.append(when)
+        return deadline(when, *given, **fields)
+
+    monkeypatch.setattr(grammars, "_build", slow)
+    monkeypatch.setattr("draftsmith.server.api.Deadline", limited)
+
+    def asked(pattern: str) -> int:
+        body = ASK | {"response_format": {"type": "regex", "pattern": pattern}, "max_tokens": 5}
+        return httpx2.post(address + CHAT, json=body, timeout=600).status_code
+
+    with listening(api) as address, ThreadPoolExecutor(5) as clients:
+        try:
+            before = [clients.submit(asked, f"slow{n}") for n in range(4)]
+            until(lambda: len(limits) == 4)
+            last = clients.submit(asked, "[a-f]{3}")
+            until(lambda: pool._work_queue.qsize() == 1)
+            assert len(limits) == 4
+        finally:
+            ends.set()
+        assert [one.result() for one in (*before, last)] == [200] * 5
+        assert len(limits) == 5
 
 
 def test_a_worker_that_fails_is_reported_and_no_request_waits(

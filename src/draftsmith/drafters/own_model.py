@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from draftsmith.core.drafter import Drafter
 
 if TYPE_CHECKING:
+    from draftsmith.core.target import ModelFacts
     from draftsmith.model.rows import SequenceRow
     from draftsmith.model.runner import Runner
 
@@ -27,6 +28,10 @@ class OwnModel(Drafter):
     """Held while its model runs, because all sequences share one cache."""
     _ended: list[SequenceRow] = field(init=False, default_factory=list)
     """Rows to close. Garbage collection adds rows at any time, also while the model runs."""
+
+    def bind(self, model: ModelFacts) -> Drafter:
+        """Bind to another target, which may have another vocabulary and another hidden size."""
+        return self.config.bind(model)
 
     def open_row(self, owner: object, ids: Sequence[int]) -> tuple[Any, Callable[[], object]]:
         """Open a row for `owner`, and return it with a function for `close_row`.

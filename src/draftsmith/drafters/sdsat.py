@@ -123,8 +123,6 @@ class SDSAT(Drafter):
         Raises UnsupportedError if the model was not trained with them, OptionError for a k that
         they do not allow, LoadError for a damaged folder.
         """
-        if self.taught is not None:
-            return self
         from draftsmith.model.adaptive import AdaptiveTokens
 
         taught = AdaptiveTokens.load(model.name) if model.name else None

@@ -273,7 +273,8 @@ class Entries:
         total, g = len(ctx.ids) - 1, ctx.hidden
         if g is None or len(g) != total or not total:
             return 0
-        if self._end is not None and list(ctx.ids[: len(self._unread)]) != self._unread:
+        unread = len(self._unread)
+        if self._end is not None and (total <= unread or list(ctx.ids[:unread]) != self._unread):
             self.close()
         if self._end is None:
             skipped = 0 if self._recent is None else max(0, total - self._recent)

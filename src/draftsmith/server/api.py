@@ -262,12 +262,21 @@ class Api:
 
     async def _compile(self, grammar: Grammar) -> None:
         """Compile a grammar in another thread; the engine keeps the result."""
-        model, loop = self.engine.model, asyncio.get_running_loop()
-        compiled = partial(model.grammars.compile, grammar, end_ids(model))
-        message = "the grammar took too long to compile; simplify it"
-        when = loop.time() + self.settings.grammar_seconds
-        async with Deadline(when, message, param="response_format"):
-            await loop.run_in_executor(self._compiling, compiled)
+        model, loop, begun = self.engine.model, asyncio.get_running_loop(), asyncio.Event()
+
+        def compiled() -> None:
+            loop.call_soon_threadsafe(begun.set)
+            model.grammars.compile(grammar, end_ids(model))
+
+        done = loop.run_in_executor(self._compiling, compiled)
+        try:
+            await begun.wait()  # for the grammars of other requests
+            message = "the grammar took too long to compile; simplify it"
+            when = loop.time() + self.settings.grammar_seconds
+            async with Deadline(when, message, param="response_format"):
+                await done
+        finally:
+            done.cancel()
 
     def _prepare(
         self,

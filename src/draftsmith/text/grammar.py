@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -107,6 +108,9 @@ class Grammars:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
         self._tokenizers: dict[tuple[int, ...], Any] = {}
         self._compiled = lru_cache(KEPT)(lambda *given: deeply(self._build, *given))
+        self._lock = threading.Lock()
+        self._compiling: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+        """Locks of grammars that are being compiled: other threads wait for them."""
 
     def compile(self, grammar: Grammar, end_ids: Sequence[int]) -> Compiled:
         """Compile a grammar; the text must be followed by one of `end_ids`.
@@ -120,7 +124,11 @@ class Grammars:
                 "grammar must be created by Grammar.json_schema, json_object, regex or lark, got "
                 f"{grammar!r}"
             )
-        return self._compiled(grammar, tuple(i for i in end_ids if i < self.vocab_size))
+        key = grammar, tuple(i for i in end_ids if i < self.vocab_size)
+        with self._lock:
+            compiling = self._compiling.setdefault(key, threading.RLock())
+        with compiling:
+            return self._compiled(*key)
 
     def _build(self, grammar: Grammar, ends: tuple[int, ...]) -> Compiled:
         if not ends:
