@@ -419,6 +419,27 @@ def test_limits_of_prompt_and_answer_are_the_servers() -> None:
         assert plain.json()["stats"]["attempts"] == 0
 
 
+def test_the_log_counts_the_tokens_of_an_answer_that_was_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = list[dict[str, Any]]()
+    monkeypatch.setattr(
+        "draftsmith.server.api.log.info", lambda event, **extra: told.append({event: extra})
+    )
+    api = api_of(max_output=400)
+    body = {"prompt": [5, 6, 7], "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with listening(api) as address:
+        with httpx2.stream("POST", address + TEXT, json=body, timeout=600) as stream:
+            lines = stream.iter_lines()
+            for _ in range(3):
+                assert next(line for line in lines if line).startswith("data: ")
+        until(lambda: any("answered" in event for event in told))
+    (line,) = (event["answered"]["extra"]["fields"] for event in told if "answered" in event)
+    assert line["finish_reasons"] == ["cancelled"]
+    assert line["prompt_tokens"] == 3
+    assert 3 <= line["completion_tokens"] < 400
+
+
 def test_the_log_tells_of_requests_without_their_text(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="draftsmith.server")
     with client_of(api_of()) as client:

@@ -329,10 +329,11 @@ class Api:
     def _close(self, answer: Answer) -> None:
         answer.job.close()
         usage, each = answer.usage(), [choice.finish_reason for choice in answer.choices]
+        cut_off = sum(choice.tokens for choice in answer.choices if choice.result is None)
         fields = {
             "id": answer.id,
-            "prompt_tokens": usage["prompt_tokens"],
-            "completion_tokens": usage["completion_tokens"],
+            "prompt_tokens": usage["prompt_tokens"] or len(answer.job.prompt),
+            "completion_tokens": usage["completion_tokens"] + cut_off,
             "finish_reasons": [reason or "cancelled" for reason in each],
             "seconds": round(perf_counter() - answer.job.began, 3),
         }

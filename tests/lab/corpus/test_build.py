@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import lzma
 import os
 import random
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,7 +221,7 @@ def kill_at(patch: pytest.MonkeyPatch, moment: int) -> None:
 
     real = building.shutil.rmtree
     patch.setattr(os, "fsync", step)
-    patch.setattr(building.shutil, "rmtree", lambda path: step() or real(path))
+    patch.setattr(building.shutil, "rmtree", lambda path, **how: step() or real(path, **how))
 
 
 def test_killed_anywhere_it_goes_on(
@@ -244,6 +246,30 @@ def test_killed_anywhere_it_goes_on(
     assert content(folder) == expected  # also if it is not disturbed
     assert expected.keys() == {files.HEADER, files.TOKENS, files.SUFFIXES}
     Datastore.open(folder)
+
+
+def test_a_build_waits_for_another_of_the_same_corpus(
+    plan: CorpusPlan, model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, together = building.read_pieces, threading.Barrier(2)
+    folder, reads, ends = tmp_path / "corpus", list[Any](), list[Header]()
+
+    def read(*given: Any) -> Pieces:
+        reads.append(given)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(0.5)  # for another build
+        return reading(*given)
+
+    monkeypatch.setattr(building, "read_pieces", read)
+    threads = [
+        threading.Thread(target=lambda: ends.append(make(plan, folder, model))) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(reads) == 1
+    assert ends[0] == ends[1]
 
 
 def test_a_build_that_was_begun_is_gone_on_with_and_no_other(

@@ -27,7 +27,7 @@ from draftsmith.lab.corpus.texts import find
 from draftsmith.lab.lines import JsonLines
 from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.storage import digest, write_text
+from draftsmith.storage import digest, lock, write_text
 from draftsmith.text import vocab
 from draftsmith.text.tokenizer import opening
 
@@ -64,29 +64,50 @@ def build(
     skipped: list[Path] = []
     found = tuple(find(plan.texts, skip=skipped.append))
     workshop = folder / files.BUILDING
-    _begin(plan, workshop, found, tokenizer, model)
-    with show("reading texts", len(found)) as advance:
-        pieces = read_pieces(found, plan.fields, plan.piece, tokenizer, advance)
+    workshop.mkdir(parents=True, exist_ok=True)
+    with (workshop / "lock").open("ab") as held:
+        lock(held)  # another process may be building here, and end with this corpus
+        header = _finished(folder, plan, vocabulary_print, name)
+        if header is None:
+            _begin(plan, workshop, found, tokenizer, model)
+            header = _built(plan, folder, found, tokenizer, model, name, len(skipped), show)
+    shutil.rmtree(workshop, ignore_errors=True)
+    return header
+
+
+def _built(
+    plan: CorpusPlan,
+    folder: Path,
+    texts: Sequence[Path],
+    tokenizer: Any,
+    model: LoadedModel | None,
+    name: str,
+    skipped: int,
+    show: Show,
+) -> Header:
+    with show("reading texts", len(texts)) as advance:
+        pieces = read_pieces(texts, plan.fields, plan.piece, tokenizer, advance)
     chosen: NDArray[np.int64] = np.arange(len(pieces), dtype=np.int64)
     facts: dict[str, float] = {}
     if plan.keep is not None and model is not None:
-        ranks = score(pieces, model, opening(tokenizer), workshop / "scores.jsonl", show)
+        ranks = score(
+            pieces, model, opening(tokenizer), folder / files.BUILDING / "scores.jsonl", show
+        )
         chosen, facts = lowest(ranks, plan.keep)
     read = dict(pieces.facts)
     if skipped:
-        read["skipped as no regular file"] = len(skipped)
+        read["skipped as no regular file"] = skipped
     with show("sorting", 1) as advance:
         header = write_index(
             folder,
             pieces.joined(chosen),
-            vocabulary=vocabulary_print,
+            vocabulary=vocab.fingerprint(tokenizer),
             examples=len(chosen),
             model=name,
             settings=plan.settings() | {"read": read, "pieces": len(pieces)},
             perplexity=facts,
         )
         advance(1)
-    shutil.rmtree(workshop)
     return header
 
 
@@ -151,7 +172,7 @@ def _finished(folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str) 
             "one"
         )
     if (folder / files.BUILDING).exists():  # killed while deleting it
-        shutil.rmtree(folder / files.BUILDING)
+        shutil.rmtree(folder / files.BUILDING, ignore_errors=True)
     return header
 
 
