@@ -371,6 +371,7 @@ def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
     cases: tuple[tuple[int, Shape], ...] = ((1, "tree"), (2, "tree"), (2, "chain"), (1, "plain"))
     for order, shape in cases:
         target = ToyTarget(11, order=order, shape=shape)
+        bound = drafter.bind(target.facts)
         for prompt in contract_prompts(target.vocab_size):
             expected = plain(target, prompt, length)
             for budget in (0, 1, 3, 16):

@@ -24,13 +24,18 @@ class OwnModel(Drafter):
     """The drafter as the user configured it."""
     runner: Runner
     """Its model."""
+    target: ModelFacts | None = field(default=None, kw_only=True)
+    """The target that it is bound to; None: it suits any."""
     lock: threading.RLock = field(init=False, default_factory=threading.RLock)
     """Held while its model runs, because all sequences share one cache."""
     _ended: list[SequenceRow] = field(init=False, default_factory=list)
     """Rows to close. Garbage collection adds rows at any time, also while the model runs."""
 
     def bind(self, model: ModelFacts) -> Drafter:
-        """Bind to another target, which may have another vocabulary and another hidden size."""
+        """Return itself for its target; bind to another one, which may have another vocabulary."""
+        own = self.target
+        if own is None or (own == model and own.model is model.model):
+            return self
         return self.config.bind(model)
 
     def open_row(self, owner: object, ids: Sequence[int]) -> tuple[Any, Callable[[], object]]:

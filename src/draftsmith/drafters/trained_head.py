@@ -66,7 +66,8 @@ class BoundHead(OwnModel):
         from draftsmith.model.heads.head import runner_of
 
         runner = runner_of(head, packs)
-        return cls(config, runner, head, needs, not packs or model.shape != "tree")
+        chain = not packs or model.shape != "tree"
+        return cls(config, runner, head, needs, chain, target=model)
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -124,6 +124,7 @@ class DraftModel(Drafter):
             rewinds=loaded.capabilities.cache != "replay",
             state_bytes=partial(_state_bytes, runner, copier, _finer(pair)),
             copier=copier,
+            target=model,
         )
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
