@@ -398,13 +398,13 @@ def check_distribution(drafter: Drafter) -> None:
     This covers targets that verify trees, targets that verify chains, and answers so short that
     drafts are longer.
     """
-    drafter = drafter.bind(ToyTarget(3).facts)
     shapes: tuple[Shape, ...] = ("tree", "chain")
     prompt = [0, 1, 0]
     for shape in shapes:
         target = ToyTarget(3, order=1, shape=shape)
+        bound = drafter.bind(target.facts)
         for limit in (1, 2, 3):
-            ours = enumerate_distribution(partial(_sampled_answer, target, drafter, prompt, limit))
+            ours = enumerate_distribution(partial(_sampled_answer, target, bound, prompt, limit))
             assert_same_distribution(ours, exact_distribution(target, prompt, limit))
 
 
