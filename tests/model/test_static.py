@@ -428,7 +428,7 @@ def test_hooks_are_called_and_said_to_exclude_graphs(monkeypatch: pytest.MonkeyP
     assert found.tokens == Engine(live, drafter="none").generate(IDS, **options).tokens != before
     assert "hooks" in found.notices[-1]
     hook.remove()
-    live(torch.tensor([IDS]), output_hidden_states=True, output_attentions=True)
+    live(torch.tensor([IDS]), output_hidden_states=True)
     replays = sum(one.replays for one in made)
     again = engine.generate(IDS, **options)
     assert (again.tokens, again.notices) == (before, ())

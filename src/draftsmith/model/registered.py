@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import transformers
 from torch import Tensor
 from torch.nn import Module
 from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
@@ -99,6 +100,11 @@ def _own_function(module: Module) -> Callable[..., Any]:
     if name in ALL_ATTENTION_FUNCTIONS:
         function: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS[name]
         return function
+    return _eager_function(module)
+
+
+def _eager_function(module: Module) -> Callable[..., Any]:
+    """Return the eager attention function of a module's model, which is in its file."""
     for kind in type(module).__mro__:
         eager = getattr(sys.modules[kind.__module__], "eager_attention_forward", None)
         if eager is not None:
@@ -114,5 +120,13 @@ def _mask(*args: Any, config: Any, **options: Any) -> Any:
     return function(*args, config=config, **options)
 
 
+def _eager(module: Module, *args: Any, **options: Any) -> Any:
+    return _eager_function(module)(module, *args, **options)
+
+
 AttentionInterface.register(NAME, _attention)
+if transformers.__version__ < "5":
+    # There, models read the name twice: "is it eager?", then which function has it. A pass of ours
+    # that ends between the two, in another thread, would leave them without one.
+    AttentionInterface.register("eager", _eager)
 AttentionMaskInterface.register(NAME, _mask)
