@@ -123,6 +123,8 @@ class SDSAT(Drafter):
         Raises UnsupportedError if the model was not trained with them, OptionError for a k that
         they do not allow, LoadError for a damaged folder.
         """
+        if self.taught is not None and not model.name:
+            return self  # nothing says that this model was not trained with them
         from draftsmith.model.adaptive import AdaptiveTokens
 
         taught = AdaptiveTokens.load(model.name) if model.name else None
