@@ -82,8 +82,6 @@ class Graphs:
         """Whether passes are captured; False on other devices, and after a failure."""
         self.failure: str | None = None
         """Why passes are not captured any more."""
-        self.hooked = False
-        """Whether modules call code of the user's in a pass, which a graph would not repeat."""
         self.free: dict[Any, Any] = {}
         """Buffers that no row uses, by what they hold; one of each kind."""
         self.buffers: WeakSet[Any] = WeakSet()
@@ -140,12 +138,12 @@ class Graphs:
         own[shape].used = self._replays
         return own[shape]()
 
-    def check(self, weights: Any, hooked: bool) -> None:
+    def check(self, weights: Any) -> None:
         """Drop all graphs if this key of the model's weights is a new one."""
         with self._lock:
             if weights != self._weights:
                 self._graphs.clear()
-            self._weights, self.hooked = weights, hooked
+            self._weights = weights
 
     def notice(self, model: torch.nn.Module) -> str | None:
         """Return why the passes of a model are not graphs although the device captures them."""

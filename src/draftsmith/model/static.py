@@ -167,10 +167,13 @@ class StaticStore(PackedStore):
         self._model = loaded.model
         self._position_bytes = loaded.row_bytes(1)
         self._graphs = loaded.graphs
+        self._hooked = False
+        """Whether the model calls hooks of the user's, which a graph would not repeat."""
         self._places: dict[SequenceRow, tuple[Buffer, int]] = {}
 
     def open(self, row: SequenceRow) -> None:
-        self._graphs.check(state(self._model), has_hooks(self._model))
+        self._graphs.check(state(self._model))
+        self._hooked = self._graphs.captures and has_hooks(self._model)
         super().open(row)
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:
@@ -211,9 +214,8 @@ class StaticStore(PackedStore):
         kind = self._graphs.device.type
         # Under autocast, weights are converted by each pass.
         autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        hooked = self._graphs.captures and self._graphs.hooked
         fits = span.cached > 0 and span.width <= WIDTHS[-1]
-        return fits and not (attends or row.is_chunk or autocast or hooked)
+        return fits and not (attends or row.is_chunk or autocast or self._hooked)
 
     def _fixed(
         self, buffer: Buffer, spans: Mapping[SequenceRow, Span]

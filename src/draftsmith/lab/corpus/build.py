@@ -70,45 +70,39 @@ def build(
         header = _finished(folder, plan, vocabulary_print, name)
         if header is None:
             _begin(plan, workshop, found, tokenizer, model)
-            header = _built(plan, folder, found, tokenizer, model, name, len(skipped), show)
+            with show("reading texts", len(found)) as advance:
+                pieces = read_pieces(found, plan.fields, plan.piece, tokenizer, advance)
+            chosen, facts = _best(plan, pieces, tokenizer, model, workshop / "scores.jsonl", show)
+            read = dict(pieces.facts)
+            if skipped:
+                read["skipped as no regular file"] = len(skipped)
+            with show("sorting", 1) as advance:
+                header = write_index(
+                    folder,
+                    pieces.joined(chosen),
+                    vocabulary=vocabulary_print,
+                    examples=len(chosen),
+                    model=name,
+                    settings=plan.settings() | {"read": read, "pieces": len(pieces)},
+                    perplexity=facts,
+                )
+                advance(1)
     shutil.rmtree(workshop, ignore_errors=True)
     return header
 
 
-def _built(
+def _best(
     plan: CorpusPlan,
-    folder: Path,
-    texts: Sequence[Path],
+    pieces: Pieces,
     tokenizer: Any,
     model: LoadedModel | None,
-    name: str,
-    skipped: int,
+    journal: Path,
     show: Show,
-) -> Header:
-    with show("reading texts", len(texts)) as advance:
-        pieces = read_pieces(texts, plan.fields, plan.piece, tokenizer, advance)
-    chosen: NDArray[np.int64] = np.arange(len(pieces), dtype=np.int64)
-    facts: dict[str, float] = {}
-    if plan.keep is not None and model is not None:
-        ranks = score(
-            pieces, model, opening(tokenizer), folder / files.BUILDING / "scores.jsonl", show
-        )
-        chosen, facts = lowest(ranks, plan.keep)
-    read = dict(pieces.facts)
-    if skipped:
-        read["skipped as no regular file"] = skipped
-    with show("sorting", 1) as advance:
-        header = write_index(
-            folder,
-            pieces.joined(chosen),
-            vocabulary=vocab.fingerprint(tokenizer),
-            examples=len(chosen),
-            model=name,
-            settings=plan.settings() | {"read": read, "pieces": len(pieces)},
-            perplexity=facts,
-        )
-        advance(1)
-    return header
+) -> tuple[NDArray[np.int64], dict[str, float]]:
+    """Return the pieces to keep and figures of their ranks; all pieces if nothing is ranked."""
+    if plan.keep is None or model is None:
+        return np.arange(len(pieces), dtype=np.int64), {}
+    return lowest(score(pieces, model, opening(tokenizer), journal, show), plan.keep)
 
 
 def _begin(
