@@ -63,6 +63,13 @@ def freeze(monkeypatch: Any, model: LoadedModel) -> list[Frozen]:
     return Frozen.made
 
 
+def capturing(monkeypatch: Any, device: str, captured: Any = Frozen) -> None:
+    """Let passes on devices of this type be captured, as `captured` does."""
+    monkeypatch.setattr("draftsmith.model.graphs.CAPTURED", (device,))
+    monkeypatch.setattr("draftsmith.model.graphs.Captured", captured)
+    monkeypatch.setattr("torch.cuda.graph_pool_handle", object)
+
+
 def unable(_body: Any, device: torch.device, _memory: Any) -> Any:
     """A capture that fails, as on a device that cannot capture."""
     raise RuntimeError(f"operation not permitted on {device} when stream is capturing\nmore")

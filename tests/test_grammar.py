@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import re
 import subprocess
 import sys
-import threading
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 import torch
 
 import tiny
+from at_once import twice_at_once
 from draftsmith import Engine, Grammar
 from draftsmith.drafters.auto import GRAMMAR
 from draftsmith.errors import GenerationInterrupted, OptionError
@@ -330,22 +329,9 @@ def test_a_grammar_is_compiled_once_if_it_can_be(monkeypatch: pytest.MonkeyPatch
 
 
 def test_threads_compile_a_grammar_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars, rule, built = Grammars(tiny.tokenizer(), 400), Grammar.regex("once"), []
-    build, together = grammars._build, threading.Barrier(2)
-
-    def slow(*given: Any) -> Any:
-        built.append(given)
-        with contextlib.suppress(threading.BrokenBarrierError):
-            together.wait(0.5)  # for another thread that builds it, too
-        return build(*given)
-
-    monkeypatch.setattr(grammars, "_build", slow)
-    threads = [threading.Thread(target=grammars.compile, args=(rule, [2])) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(built) == 1
+    grammars, rule = Grammars(tiny.tokenizer(), 400), Grammar.regex("once")
+    built, _ = twice_at_once(monkeypatch, grammars, "_build", lambda: grammars.compile(rule, [2]))
+    assert built == 1
 
 
 def test_a_vocabulary_may_grow_between_requests() -> None:

@@ -18,10 +18,9 @@ from both import IDS, MANY, REAL, Both, strictly
 import tiny
 from draftsmith.engine.engine import Engine
 from draftsmith.lab.corpus.index import write_index
-from draftsmith.model import graphs
 from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.load import load
-from frozen import Frozen
+from frozen import Frozen, capturing
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -86,9 +85,7 @@ def graphed(device: str, monkeypatch: pytest.MonkeyPatch) -> str:
             with pretended.capturing():
                 return super().__call__()
 
-    monkeypatch.setattr(graphs, "CAPTURED", (pretended.NAME,))
-    monkeypatch.setattr(graphs, "Captured", Replayed)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    capturing(monkeypatch, pretended.NAME, Replayed)
     return device
 
 

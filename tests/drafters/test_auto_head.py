@@ -64,17 +64,10 @@ def test_a_chat_goes_back_to_where_the_head_began(
     first = [{"role": "user", "content": "the quick brown fox jumps"}]
     long = [*first, {"role": "assistant", "content": "é lazy dog over the"},
             {"role": "user", "content": "dog"}]  # fmt: skip
-    ends = [
-        len(
-            tokenizer.apply_chat_template(m, add_generation_prompt=True, return_dict=True)[
-                "input_ids"
-            ]
-        )
-        for m in (first, long)
-    ]
+    engine = Engine(tiny.model(5), tokenizer, drafter=f"auto(head=eagle3(model={path}))")
+    ends = [len(engine.prepare({}).encode(messages)) for messages in (first, long)]
     monkeypatch.setattr(auto_head, "RECENT", ends[1] - ends[0] + more)
     monkeypatch.setattr(auto_head.HeadRows, "worth", lambda self, *_: [] if self.places else [-1])
-    engine = Engine(tiny.model(5), tokenizer, drafter=f"auto(head=eagle3(model={path}))")
     chat = engine.chat(max_new_tokens=6)
     chat.messages = long[:-1]
     chat.send(long[-1]["content"])

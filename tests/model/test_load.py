@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from transformers import (
 
 import tiny
 from architectures import VOCAB, build, prompt, skip_lost_prefix
+from at_once import twice_at_once
 from draftsmith import builtin
 from draftsmith.core.draft import Draft
 from draftsmith.core.target import Needs
@@ -59,22 +59,8 @@ def test_threads_build_one_model_at_a_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch, build_name: str
 ) -> None:
     """transformers changes torch for the whole process meanwhile."""
-    own, both = getattr(AutoModelForCausalLM, build_name), threading.Barrier(2)
-    met = []
-
-    def building(*given: Any, **options: Any) -> Any:
-        try:
-            met.append(both.wait(0.5))
-        except threading.BrokenBarrierError:
-            both.reset()
-        return own(*given, **options)
-
-    monkeypatch.setattr(AutoModelForCausalLM, build_name, building)
-    threads = [threading.Thread(target=load, args=(folder,)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    model = AutoModelForCausalLM
+    _, met = twice_at_once(monkeypatch, model, build_name, lambda: load(folder))
     assert not met
 
 

@@ -27,7 +27,7 @@ from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.probe import with_store
 from draftsmith.model.runner import Runner
-from frozen import Frozen, freeze, unable
+from frozen import Frozen, capturing, freeze, unable
 from replica import check_step, fresh, loaded, random_draft
 from scripted import oracle
 from tiers import slow_after
@@ -318,9 +318,7 @@ def test_memory_of_rows_is_bounded_closely(
 
 
 def test_memory_of_a_draft_model_is_that_of_its_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "CAPTURED", ("cpu",))
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    monkeypatch.setattr(graphs, "Captured", Frozen)
+    capturing(monkeypatch, "cpu")
     live = build("llama", eos_token_id=None)
     engine = Engine(live, drafter=DraftModel(live, tokens=3, algorithm="standard", copies=False))
     store = engine.drafter.runner.store  # type: ignore[attr-defined]
@@ -532,9 +530,7 @@ def test_graphs_are_the_default_where_they_can_be_captured(
     store: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = build("llama")
-    monkeypatch.setattr(graphs, "CAPTURED", ("cpu",))
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    monkeypatch.setattr(graphs, "Captured", Frozen)
+    capturing(monkeypatch, "cpu")
     assert Engine(live, store=store).model.store == (store or "static")
     monkeypatch.setattr(graphs, "Captured", unable)
     with warnings.catch_warnings(record=True) as seen:
@@ -550,9 +546,7 @@ def test_graphs_are_the_default_where_they_can_be_captured(
 def test_a_copy_of_an_accelerated_model_has_graphs_of_its_own(
     duplicate: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graphs, "CAPTURED", ("cpu",))
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    monkeypatch.setattr(graphs, "Captured", Frozen)
+    capturing(monkeypatch, "cpu")
     model = build("llama", eos_token_id=None)
     ids = torch.tensor([IDS])
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False}

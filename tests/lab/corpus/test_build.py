@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import json
 import lzma
 import os
 import random
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ import pytest
 from test_perplexity import direct
 
 import tiny
+from at_once import twice_at_once
 from draftsmith.drafters.corpus import files
 from draftsmith.drafters.corpus.datastore import Datastore
 from draftsmith.drafters.corpus.files import ID, SEPARATOR, Header
@@ -251,24 +250,11 @@ def test_killed_anywhere_it_goes_on(
 def test_a_build_waits_for_another_of_the_same_corpus(
     plan: CorpusPlan, model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading, together = building.read_pieces, threading.Barrier(2)
-    folder, reads, ends = tmp_path / "corpus", list[Any](), list[Header]()
-
-    def read(*given: Any) -> Pieces:
-        reads.append(given)
-        with contextlib.suppress(threading.BrokenBarrierError):
-            together.wait(0.5)  # for another build
-        return reading(*given)
-
-    monkeypatch.setattr(building, "read_pieces", read)
-    threads = [
-        threading.Thread(target=lambda: ends.append(make(plan, folder, model))) for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(reads) == 1
+    folder, ends = tmp_path / "corpus", list[Header]()
+    reads, _ = twice_at_once(
+        monkeypatch, building, "read_pieces", lambda: ends.append(make(plan, folder, model))
+    )
+    assert reads == 1
     assert ends[0] == ends[1]
 
 
