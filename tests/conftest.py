@@ -18,6 +18,7 @@ from transformers.utils import logging
 from architectures import ALL, ONE_OF_EACH_KIND
 from draftsmith import builtin, storage
 from draftsmith.cli import loading
+from draftsmith.core import loop
 from draftsmith.drafters import bigrams
 from failed_passes import FAILED_PASSES
 
@@ -85,6 +86,12 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test drafts with what was tuned in the user's cache folder, or hears that this is slow."""
     monkeypatch.setattr(loading, "PATIENCE", 1e6)
     monkeypatch.setattr(bigrams, "known_about", lambda *_: None)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No drafter is disabled because the machine is busy."""
+    monkeypatch.setattr(loop, "LONGEST_DRAFT", 1e6)
 
 
 @pytest.fixture

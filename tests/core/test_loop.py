@@ -273,6 +273,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The loop's clock."""
     made = Clock()
     monkeypatch.setattr(loop, "perf_counter", made)
+    monkeypatch.setattr(loop, "LONGEST_DRAFT", 5.0)
     return made
 
 
