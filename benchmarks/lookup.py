@@ -14,7 +14,7 @@ from draftsmith.lab.bench.estimate import predict
 from draftsmith.lab.bench.machine import linear_layers, machine
 from draftsmith.lab.bench.suites import read
 from draftsmith.lab.bench.sweep import Replayer, sweep
-from draftsmith.model.fingerprint import fingerprint
+from draftsmith.lab.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.measure import Grid, versions
 from draftsmith.storage import digest

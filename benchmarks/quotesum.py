@@ -24,7 +24,7 @@ from draftsmith import Engine
 from draftsmith.drafters.registry import parse
 from draftsmith.lab.bench.answer import Dictated
 from draftsmith.lab.bench.replay import replay
-from draftsmith.model.fingerprint import fingerprint
+from draftsmith.lab.fingerprint import fingerprint
 
 LENGTHS = (2, 5, 8)
 """Shortest copies that count, as in the paper."""

@@ -39,6 +39,12 @@ def test_a_fitted_prior_drafts_repeated_answers(recipe: ModuleType) -> None:
 
 
 @pytest.mark.usefixtures("recipe")
+def test_a_prior_is_the_same_when_read_again(tmp_path: Path) -> None:
+    importlib.import_module("untaught").save(tmp_path / "prior", load(FILE))
+    assert (tmp_path / "prior").read_bytes() == FILE.read_bytes()
+
+
+@pytest.mark.usefixtures("recipe")
 def test_a_heads_input_is_fitted_beside_a_mixer_that_stays() -> None:
     """Rows are the same in every epoch, although `auto` averages the rows that it remembers."""
     logits, head = importlib.import_module("logits"), importlib.import_module("head")

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from columns import COLUMNS, Answer, streams
+from untaught import save, untaught, untaught_head
 
 from draftsmith.drafters.context_index import ContextIndex, new_index, with_ids
 from draftsmith.drafters.mixer import Mixer
-from draftsmith.drafters.mixer_prior import Priors, save, untaught, untaught_head
+from draftsmith.drafters.mixer_prior import Priors
 from draftsmith.drafters.tree_search import (
     NO_ANSWERS,
     NO_DRAFT,

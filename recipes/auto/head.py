@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from benchmarks.simulated import Plain, Quality, noisy, quality_for
 from logits import PASS, Passes, in_turns, known_rows, read_on
+from untaught import save, untaught_head
 
 from draftsmith.drafters.logit_rows import ROW, WIDTH, best
 from draftsmith.drafters.mixer import Mixer, with_head, without_head
-from draftsmith.drafters.mixer_prior import Priors, save, untaught_head
+from draftsmith.drafters.mixer_prior import Priors
 from draftsmith.drafters.mixer_prior import load as load_prior
 from draftsmith.lab.bench import generations
 from draftsmith.model.load import load

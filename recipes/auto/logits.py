@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from columns import Answer
 from fit import FORGETTING, remember
+from untaught import save, untaught
 
 from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Gumbel, SamplingParams
@@ -30,7 +31,7 @@ from draftsmith.drafters.context_index import ContextIndex, new_index, with_ids
 from draftsmith.drafters.logit_rows import ROW, WIDTH, best
 from draftsmith.drafters.mixer import AFTER, NAMED, ROOT_KEY, Mixer, longer_key
 from draftsmith.drafters.mixer_prior import load as load_prior
-from draftsmith.drafters.mixer_prior import prior, save, untaught
+from draftsmith.drafters.mixer_prior import prior
 from draftsmith.drafters.tree_search import (
     LARGEST,
     NO_DRAFT,

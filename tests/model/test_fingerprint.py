@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from architectures import build, prompt
 from draftsmith.engine.engine import Engine
-from draftsmith.model.fingerprint import fingerprint
+from draftsmith.lab.fingerprint import fingerprint
 
 
 class Int8(Tensor):

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from architectures import build
 from draftsmith import Engine, accelerate
 from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.lab.fingerprint import fingerprint
 from draftsmith.model import prepack as module
-from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.prepack import PackedLinear, prepack
 
 REFUSED = "torch cannot pack them"

@@ -11,15 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
-from safetensors.numpy import save as serialize
 
 from draftsmith.drafters.mixer import (
-    AFTER,
     MAX_WEIGHT,
     MIN_PROB,
-    PROBS,
-    RANKS,
-    SIZES,
     Mixer,
     new_head,
     new_mixer,
@@ -30,12 +25,8 @@ FILE = Path(__file__).with_name("mixer_prior.safetensors")
 BOUNDS = {"chance": (0.0, 1.0), "cases": (0.0, 1e9), "weights": (-MAX_WEIGHT, MAX_WEIGHT)}
 """Tensors of a mixer in a file, with the bounds of their values: probabilities and counts of the
 cells, and all weights."""
-CALIBRATED = (0.95, 0.75, 0.45, 0.2, 0.06, 0.02, 0.005)
-"""A probability of each class of `PROB_STEPS`."""
 CONFIDENCE = 100.0
 """Maximum count of a cell in the prior, so that the mixer adapts to the text."""
-TYPICAL = (0, 1, 2, 3.5, 6.5, 12, 24)
-"""Typical count of each class."""
 
 
 class Priors(NamedTuple):
@@ -43,30 +34,6 @@ class Priors(NamedTuple):
 
     mixers: dict[int, Mixer]
     heads: dict[int, Mixer]
-
-
-def untaught(indexes: int) -> Mixer:
-    """Return a mixer without training: cells hold frequencies, all inputs have equal weights."""
-    mixer = new_mixer(indexes)
-    prob = np.full(mixer.cells.shape, 0.02)
-    for times in range(1, SIZES):
-        for total in range(times, SIZES):
-            share = min(0.9, TYPICAL[times] / (TYPICAL[total] + 2))
-            for older in (0, SIZES):
-                prob[:, (older + times) * SIZES + total] = share
-    mixer.weights[AFTER:, :-1] = 0.3
-    return _filled(mixer, prob)
-
-
-def untaught_head(mixer: Mixer) -> Mixer:
-    """Return the input of a head (`with_head`) that is believed as far as its probabilities go."""
-    head = new_head(mixer.indexes)
-    prob = np.full(head.cells.shape, 0.02)
-    prob[:, : RANKS * PROBS] = np.tile(CALIBRATED, RANKS)
-    head.weights[AFTER:, -2] = 0.3
-    named = head.weights[len(mixer.weights) :]
-    named[:, :-2], named[:, -1] = mixer.weights[AFTER:, :-1], mixer.weights[AFTER:, -1]
-    return _filled(head, prob)
 
 
 def prior(indexes: int) -> Mixer:
@@ -91,20 +58,11 @@ def adaptable(taught: Mixer) -> Mixer:
     return mixer
 
 
-def _filled(mixer: Mixer, prob: Any) -> Mixer:
+def filled(mixer: Mixer, prob: Any) -> Mixer:
     """Set the probabilities, (I, CELLS), of a mixer's cells and their logits; return the mixer."""
     mixer.cells["prob"] = prob
     mixer.cells["logit"] = np.vectorize(log)(prob / (1 - prob))  # np.log differs in the last bit
     return mixer
-
-
-def save(path: Path, priors: Priors) -> None:
-    """Write all mixers, and the inputs of heads."""
-    tensors: dict[str, Any] = {}
-    for indexes, mixer in priors.mixers.items():
-        tensors |= as_tensors(str(indexes), mixer)
-        tensors |= as_tensors(f"{indexes}.head", priors.heads[indexes])
-    path.write_bytes(serialize(tensors))
 
 
 def as_tensors(key: str, mixer: Mixer) -> dict[str, Any]:
@@ -117,10 +75,7 @@ def as_tensors(key: str, mixer: Mixer) -> dict[str, Any]:
 
 
 def load(path: Path) -> Priors:
-    """Read a file of `save`.
-
-    Raises LoadError if `save` did not write the file, or its values are out of range.
-    """
+    """Read a prior; raises LoadError for another file, and if its values are out of range."""
     try:
         tensors = load_file(path)
         return Priors(
@@ -146,4 +101,4 @@ def checked(tensors: Mapping[str, Any], key: str, mixer: Mixer) -> Mixer:
             raise ValueError(f"{name} has values outside {low:g} to {high:g}")
         found.append(array.astype(float).reshape(rows, width))
     prob, mixer.cells["count"], mixer.weights[:] = found
-    return _filled(mixer, prob.clip(MIN_PROB, 1 - MIN_PROB))
+    return filled(mixer, prob.clip(MIN_PROB, 1 - MIN_PROB))

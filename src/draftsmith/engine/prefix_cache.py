@@ -10,7 +10,7 @@ import torch
 
 from draftsmith.core.drafter import common_prefix
 from draftsmith.engine.sequence import TextSequence
-from draftsmith.model.fingerprint import state
+from draftsmith.model.changes import state
 from draftsmith.model.runner import Runner
 
 _NOT_REUSED = "an earlier sequence that begins alike could not be reused"

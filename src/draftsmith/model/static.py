@@ -26,7 +26,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.readout import summary, unpacked
 from draftsmith.core.target import Needs, RowOutput
 from draftsmith.model.attention import Packed
-from draftsmith.model.fingerprint import state
+from draftsmith.model.changes import state
 from draftsmith.model.graphs import MOST_PLACES, WIDEST, has_hooks
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import Span, ancestor_bits, visible_slots

@@ -14,8 +14,8 @@ from draftsmith.drafters import bigrams
 from draftsmith.lab.bench.arms import SAMPLED
 from draftsmith.lab.bench.machine import linear_layers, machine
 from draftsmith.lab.bench.run import RunPlan
+from draftsmith.lab.fingerprint import fingerprint
 from draftsmith.model.devices import name_of
-from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import last_part
 from draftsmith.model.measure import versions
 from draftsmith.storage import digest

@@ -24,8 +24,8 @@ from draftsmith.lab.corpus.pieces import Pieces, read_pieces
 from draftsmith.lab.corpus.plan import CorpusPlan
 from draftsmith.lab.corpus.suffixes import sorter
 from draftsmith.lab.corpus.texts import find
+from draftsmith.lab.fingerprint import fingerprint
 from draftsmith.lab.lines import JsonLines
-from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.storage import digest, lock, write_text
 from draftsmith.text import vocab

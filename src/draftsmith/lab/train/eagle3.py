@@ -32,12 +32,12 @@ from transformers import DynamicCache, LlamaConfig
 from draftsmith.core.target import Needs
 from draftsmith.errors import OptionError, TrainingError, UnsupportedError
 from draftsmith.lab.corpus.build import Show, unseen
+from draftsmith.lab.fingerprint import fingerprint
 from draftsmith.lab.train.batches import in_order
 from draftsmith.lab.train.curves import Curves
 from draftsmith.lab.train.recipe import HeadRecipe, Texts
 from draftsmith.lab.train.run import Run, check_installed, kept_whole
 from draftsmith.lab.train.texts import held_out_stream, sequences, stream
-from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.heads.eagle3 import Eagle3Head, build, fitted, usual_layers
 from draftsmith.model.heads.eagle3_files import FLAGS
 from draftsmith.model.heads.eagle3_files import read as read_head

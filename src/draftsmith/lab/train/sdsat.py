@@ -24,6 +24,7 @@ from torch import Tensor
 
 from draftsmith.errors import OptionError, TrainingError
 from draftsmith.lab.corpus.build import Show, unseen
+from draftsmith.lab.fingerprint import fingerprint
 from draftsmith.lab.train.batches import Batches
 from draftsmith.lab.train.curves import Curves, StepLosses
 from draftsmith.lab.train.evaluate import DEPTHS, Depths, by_depth, standard_loss
@@ -35,7 +36,6 @@ from draftsmith.lab.train.texts import held_out_stream, sequences
 from draftsmith.lab.train.texts import stream as stream_of
 from draftsmith.lab.train.trainable import Trainable, open_trainable
 from draftsmith.model.adaptive import AdaptiveTokens
-from draftsmith.model.fingerprint import fingerprint
 from draftsmith.text.tokenizer import opening
 
 _MEASURED = 256

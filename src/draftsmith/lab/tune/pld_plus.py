@@ -25,8 +25,8 @@ from draftsmith.drafters.ngrams import common_past
 from draftsmith.drafters.pld_plus import DEPTH, PldPlus
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import DrafterError, OptionError, UnsupportedError
+from draftsmith.lab.fingerprint import fingerprint
 from draftsmith.lab.lines import Finished
-from draftsmith.model.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.taps import PassTaps
 from draftsmith.model.taps import check as check_needs
