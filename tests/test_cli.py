@@ -465,6 +465,7 @@ def test_of_an_option_given_twice_the_last_one_counts(model: str) -> None:
 
 def test_a_command_that_does_not_exist() -> None:
     assert "unknown command 'rum'. Did you mean 'run'?" in fails(2, "rum")
+    assert "unknown option '--verison'. Did you mean '--version'?" in fails(2, "--verison")
     assert 'Did you mean "run"?' in fails(2, "bench", "rnu")
     assert "unexpected argument" in fails(2, "doctor", ".", "-m", ".")
     assert "FILES is missing" in fails(2, "bench", "replay")

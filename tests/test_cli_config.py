@@ -48,6 +48,8 @@ def test_the_file_is_shown(file: Path) -> None:
     assert lines == [["bench", "run", "--runs", "3"], ["run", "--stop", '["a",', '"b"]']]
     told = json.loads(call("config", "--json").stdout)
     assert told["options"][0] == {"command": "bench run", "option": "runs", "value": 3}
+    file.write_bytes(b"\xef\xbb\xbf[run]\nmodel = 2026-01-01\n")  # as some editors begin files
+    assert json.loads(call("config", "--json").stdout)["options"][0]["value"] == "2026-01-01"
     file.unlink()
     assert "has no defaults" in call("config").stderr
     file.write_text("[bench.rnu]\nruns = 3\n")
@@ -66,6 +68,7 @@ def test_the_file_is_shown(file: Path) -> None:
         ("[run]\nseed = 2.5", "[seed] from FILE, table run"),
         ('[run]\nraw = "perhaps"', 'unable to convert "perhaps" into bool'),
         ("[run", "cannot read FILE"),
+        pytest.param("a = " + 3000 * "[", "cannot read FILE", id="deep"),
     ],
 )
 def test_what_the_file_cannot_mean_is_refused(file: Path, text: str, wanted: str) -> None:

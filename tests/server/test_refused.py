@@ -220,6 +220,24 @@ def test_no_body_is_a_crash(client: TestClient, body: bytes, status: int) -> Non
         assert client.post(TEXT, content=body, headers=form).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        (b"", "there is no body; send a JSON object"),
+        (b'{"x": ' * 50_000, "the body is nested too deeply"),
+        (b'{"prompt": "\xff"}', "the body is not JSON: 'utf-8' codec"),
+        (b'{"prompt": ' + b"9" * 5000 + b"}", "the body is not JSON: Exceeds the limit"),
+    ],
+    ids=range(4),
+)
+def test_a_body_that_cannot_be_read_is_told_why(
+    client: TestClient, body: bytes, wanted: str
+) -> None:
+    response = client.post(TEXT, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert wanted in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_numbers_that_no_answer_could_repeat_are_refused(client: TestClient, stream: bool) -> None:
     schema = '{"type": "object", "properties": {"x": {"type": "number", "maximum": 1e999}}}'

@@ -86,9 +86,12 @@ def application(words: Sequence[str] = ()) -> App:
             about = HELP.get(name, f"Provided by {entry.module}.")
             app.command(entry.value, name=name, help=about, sort_key=place)
     completion.register(app)
-    flags = (Group("Options", sort_key=1),)
-    for flag in ("--help", "--version", *completion.FLAGS):
-        app[flag].group = flags
+    flags = ("--help", "--version", *completion.FLAGS)
+    group = (Group("Options", sort_key=1),)
+    for flag in flags:
+        app[flag].group = group
+    if words and words[0].startswith("-") and words[0].split("=")[0] not in app:
+        raise UnknownName("option", words[0], flags)
     return app
 
 

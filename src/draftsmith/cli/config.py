@@ -58,6 +58,8 @@ def _options(app: App, words: list[str], data: Mapping[str, Any]) -> Iterator[tu
         if name in app:
             yield from _options(app[name], [*words, name], data)
         elif arguments is not None:
-            yield " ".join(words), name.replace("_", "-"), value
+            # Dates, which JSON lacks, are read as what is typed.
+            plain = json.loads(json.dumps(value, default=str))
+            yield " ".join(words), name.replace("_", "-"), plain
         else:
             raise UnknownName(f"command of {' '.join(words)} in {defaults.path()}", name, app)

@@ -32,9 +32,9 @@ def read(commands: Collection[str]) -> dict[str, Any]:
     import tomllib
 
     try:
-        with open(file, "rb") as opened:
-            data = tomllib.load(opened)
-    except (OSError, ValueError) as error:
+        with open(file, encoding="utf-8-sig") as opened:
+            data = tomllib.loads(opened.read())
+    except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"cannot read {file}: {error}") from error
     for name in data:
         if name not in commands:

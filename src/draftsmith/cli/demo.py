@@ -15,7 +15,7 @@ from rich.text import Text
 
 from draftsmith import builtin
 from draftsmith.cli.loading import busy, load_engine, short, waiting
-from draftsmith.cli.options import MaxTokens, ModelOptions
+from draftsmith.cli.options import ModelOptions, SomeTokens
 from draftsmith.cli.render import TARGET, label, plain_table, plural, visible
 from draftsmith.cli.report import FAILED, stdout
 from draftsmith.cli.run import room_for_edit
@@ -41,7 +41,7 @@ def demo(
     *,
     model: ModelOptions = ModelOptions(),
     max_new_tokens: Annotated[
-        MaxTokens | None, Parameter(help="Longest answer.", show_default="160")
+        SomeTokens | None, Parameter(help="Longest answer.", show_default="160")
     ] = None,
 ) -> int:
     """Watch a model do a few short jobs: plainly, then with drafts, to the same answers.

@@ -24,6 +24,8 @@ Count = Annotated[int, Parameter(validator=_check_count)]
 OptionText = Annotated[str, Parameter(allow_leading_hyphen=True)]
 """May begin with a hyphen; a positional one only if it is a hyphen, or comes after --."""
 MaxTokens = Annotated[int, Parameter(name=("--max-new-tokens", "--max-tokens"))]
+SomeTokens = Annotated[MaxTokens, Parameter(validator=_check_count)]
+"""At least 1."""
 NewFolder = Annotated[Path, Parameter(name=("--output", "-o"), help="A new folder.")]
 Json = Annotated[
     bool,

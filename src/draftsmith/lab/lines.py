@@ -69,6 +69,14 @@ def _interrupted(line: bytes, begins: bytes) -> bool:
     return not line.endswith(b"\n") and (kept.startswith(begins) or begins.startswith(kept))
 
 
+def check_lines(path: Path) -> None:
+    """Raise WriteError if lines cannot be added to a file. Call it before long work."""
+    if path.suffix in PACKED:
+        raise WriteError(f"{path} cannot be written: lines cannot be added to a packed file")
+    if path.exists() and not path.is_file():
+        raise WriteError(f"{path} cannot be written: it is no regular file")
+
+
 class JsonLines(Generic[T]):
     """A file of JSON objects that grows by whole lines. Opening it removes an incomplete end."""
 
@@ -85,8 +93,7 @@ class JsonLines(Generic[T]):
         `sync`: write each line to disk before `add` returns, so that it survives a power failure.
         Raises LoadError, or WriteError if the file cannot be written.
         """
-        if path.suffix in PACKED:
-            raise WriteError(f"{path} cannot be written: lines cannot be added to a packed file")
+        check_lines(path)
         self.path, self._sync = path, sync
         with writing(path), path.open("ab+", buffering=0) as file:
             lock(file)  # wait until no other process is writing a line

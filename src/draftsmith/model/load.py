@@ -298,8 +298,8 @@ def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
     # Each tokenizer class raises errors of its own.
     except Exception as error:
         raise LoadError(
-            f"{source} has no tokenizer that can be read ({first_line(error)}); pass "
-            "tokenizer=<folder, hub id or tokenizer>"
+            f"{source} has no tokenizer that can be read ({first_line(error)}); name another "
+            "one as tokenizer: a folder or a hub id"
         ) from None
 
 

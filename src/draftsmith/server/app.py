@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import draftsmith
-from draftsmith.errors import DraftsmithError
+from draftsmith.errors import DraftsmithError, first_line
 from draftsmith.server import messages, page, reference, responses
 from draftsmith.server.api import Api, Arrival, log
 from draftsmith.server.ignored import HEADER, Ignored
@@ -201,10 +201,12 @@ def _tell_errors(app: FastAPI) -> None:
     async def refused(request: Request, error: Exception) -> Response:
         path = request.url.path[:200]
         match error:
-            case RecursionError():
+            case RecursionError() | HTTPException(__cause__=RecursionError()):
                 refusal = Refusal("the body is nested too deeply")
             case RequestValidationError():
                 refusal = Refusal.of_validation(error.errors())
+            case HTTPException(__cause__=ValueError() as cause):
+                refusal = Refusal(f"the body is not JSON: {first_line(cause)}")
             case HTTPException():
                 message = str(error.detail)
                 if error.status_code == 404 and message == "Not Found":

@@ -77,6 +77,8 @@ class Refusal(DraftsmithError):
             param, message = "", f"the body is not JSON: {first['ctx']['error']} at byte {path[0]}"
         elif param:
             message = f"{param[:100]}: {message}"
+        elif first["type"] == "missing":
+            message = "there is no body; send a JSON object"
         return cls(message[:1000], param=re.split(r"\W", path[0])[0][:100] if param else None)
 
 

@@ -196,8 +196,8 @@ def test_the_context_and_the_record_limit_the_answer(model: LoadedModel) -> None
                      "including the answer; shorten the prompt"]  # fmt: skip
     with pytest.raises(LoadError, match="no prompt could be used; the first: over"):
         go(plan_of(model, "none", records=[over]))
-    asked = [replace(record, max_new_tokens=5) for record in records(1)]
-    for given, length in ((None, 5), (7, 7)):
+    for given, own, length in ((None, 5, 5), (7, 5, 7), (None, 0, 0)):
+        asked = [replace(record, max_new_tokens=own) for record in records(1)]
         (row,) = go(plan_of(model, "none", records=asked, max_new_tokens=given))
         assert len(row.output_ids) == length
 

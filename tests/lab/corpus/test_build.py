@@ -21,7 +21,7 @@ from at_once import twice_at_once
 from draftsmith.drafters.corpus import files
 from draftsmith.drafters.corpus.datastore import Datastore
 from draftsmith.drafters.corpus.files import ID, SEPARATOR, Header
-from draftsmith.errors import LoadError, OptionError
+from draftsmith.errors import LoadError, OptionError, WriteError
 from draftsmith.lab.corpus import build as building
 from draftsmith.lab.corpus.build import build
 from draftsmith.lab.corpus.perplexity import passes
@@ -210,6 +210,10 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
+def raising(*_args: Any, **_options: Any) -> Any:
+    raise Killed
+
+
 def kill_at(patch: pytest.MonkeyPatch, moment: int) -> None:
     """End the build before the `moment`-th time that it writes to disk or tidies up."""
     count = iter(range(1, 10_000))
@@ -294,6 +298,34 @@ def test_a_build_that_was_begun_is_gone_on_with_and_no_other(
         make(replace(plan, keep=8), folder, model)
 
 
+def test_a_journal_with_wrong_numbers_is_read_up_to_them(
+    plan: CorpusPlan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    for number, wrong in enumerate(("[1.0]", "null", '["x"]', "NaN")):
+        folder = tmp_path / str(number)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(building, "write_index", raising)
+            with pytest.raises(Killed):
+                make(plan, folder, model)
+        journal = folder / files.BUILDING / "scores.jsonl"
+        first, _, *rest = journal.read_text().splitlines(keepends=True)
+        journal.write_text("".join([first, f'{{"pass": 1, "log_p": {wrong}}}\n', *rest]))
+        make(plan, folder, model)
+        assert content(folder) == expected
+
+
+def test_texts_that_could_not_be_read_may_be_mended(
+    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
+) -> None:
+    text = tmp_path / "a.txt"
+    text.write_bytes(b"one two three four\xff")
+    given = replace(plan, texts=[text], keep=None)
+    with pytest.raises(LoadError, match="not UTF-8"):
+        make(given, tmp_path / "c", model)
+    text.write_text("one two three four five six")
+    assert make(given, tmp_path / "c", model).examples
+
+
 # --- what is refused ------------------------------------------------------------------------------
 
 
@@ -315,6 +347,8 @@ def test_what_cannot_work_is_refused_and_left_alone(
     ):
         with pytest.raises(OptionError, match=reason):
             make(given, folder, target)
+    with pytest.raises(WriteError, match="cannot be written: Not a directory"):
+        make(plan, blank / "below", model)
     for numbers, reason in (
         ({"piece": 3}, "piece must be an integer >= 4, got 3"),
         ({"keep": 0}, "keep must be an integer >= 1, got 0"),

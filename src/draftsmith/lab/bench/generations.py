@@ -92,7 +92,8 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
     "prompt_ids": list, "seconds": (int, float), "first_token_seconds": (int, float),
     "passes": int, "accepted": int, "settings": dict, "text": str, "by_source": dict,
     "drafted_by_depth": list, "accepted_by_depth": list, "began": (str, NoneType),
-    "load": (int, float, NoneType),
+    "load": (int, float, NoneType), "attempts": (int, NoneType), "drafted": (int, NoneType),
+    "probes": (int, NoneType), "phases": (dict, NoneType), "peak_bytes": (int, NoneType),
 }  # fmt: skip
 
 
@@ -111,6 +112,8 @@ def parse(item: dict[str, Any]) -> Generation:
     for name, kind in _TYPES.items():
         if not isinstance(getattr(row, name), kind):
             raise ValueError(f"{name!r} is a {type(getattr(row, name)).__name__}")
+    if not 0 < row.seconds < 1e9:
+        raise ValueError(f"'seconds' is {row.seconds:g}")
     return row
 
 

@@ -162,7 +162,8 @@ def filled(
 
 def asked(plan: RunPlan, record: Record, run: int) -> Ask:
     ids = encoded(plan.model, record)
-    limit = plan.max_new_tokens or record.max_new_tokens or DEFAULT_LIMIT
+    limits = plan.max_new_tokens, record.max_new_tokens, DEFAULT_LIMIT
+    limit = next(limit for limit in limits if limit is not None)
     if plan.model.context_length is not None:
         limit = min(limit, plan.model.context_length - len(ids))
     seed = plan.sampling.seed

@@ -210,7 +210,7 @@ def interval(units: Sequence[T], statistic: Callable[[Sequence[T]], float]) -> I
     """
     value, free = statistic(units), len(units) - 1
     others = [statistic([*units[:i], *units[i + 1 :]]) for i in range(len(units)) if free]
-    if not others or min(others) <= 0:
+    if not others or not all(other > 0 for other in others):
         return Interval(value, math.nan, math.nan)
     student = STUDENT[free - 1] if free <= len(STUDENT) else 1.96 + 2.72 / free
     factor = math.exp(student * math.sqrt(free * pvariance(map(math.log, others))))
@@ -218,8 +218,9 @@ def interval(units: Sequence[T], statistic: Callable[[Sequence[T]], float]) -> I
 
 
 def speed_ratio(units: Sequence[tuple[Pace, Pace]]) -> float:
-    """Tokens per second of the first over those of the second."""
-    return rate([unit[0] for unit in units]) / rate([unit[1] for unit in units])
+    """Tokens per second of the first over those of the second; NaN if that has none."""
+    usual = rate([unit[1] for unit in units])
+    return rate([unit[0] for unit in units]) / usual if usual else math.nan
 
 
 def without_nan(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from draftsmith.cli.loading import bar, waiting
-from draftsmith.cli.options import Count, group
+from draftsmith.cli.options import Count, SomeTokens, group
 from draftsmith.cli.render import label
 from draftsmith.cli.report import note
 
@@ -66,10 +66,7 @@ class AnswerOptions(FileOptions):
     or hub id, a built-in model, or a name in tokenizers/."""
     template: str | None = None
     """Chat template, where the tokenizer has none: qwen2, llama2 (Vicuna) or llama3."""
-    max_tokens: Annotated[
-        Count | None,
-        Parameter(name=("--max-tokens", "--max-new-tokens"), show_default="whole answers"),
-    ] = None
+    max_tokens: Annotated[SomeTokens | None, Parameter(show_default="whole answers")] = None
     """Cut answers after N tokens."""
     processes: Count = 1
     """Replay in N processes."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from draftsmith.cli.loading import bar, busy, load_model, waiting
-from draftsmith.cli.options import Count, Json, MachineOptions, MaxTokens, group
+from draftsmith.cli.options import Count, Json, MachineOptions, SomeTokens, group
 from draftsmith.cli.report import note, print_json
 from draftsmith.errors import OptionError
 from draftsmith.lab.commands.bench_options import FileOptions, tell
@@ -31,7 +31,7 @@ class RunOptions:
     cost: str | None = None
     """What a pass costs: see `draftsmith bench estimate`."""
     max_new_tokens: Annotated[
-        MaxTokens | None, Parameter(show_default="the record's, else 256")
+        SomeTokens | None, Parameter(show_default="the record's, else 256")
     ] = None
     """Longest answer, in tokens."""
     dictate: bool = False
@@ -72,6 +72,7 @@ def run(
     from draftsmith.engine.drafting import checked_budget
     from draftsmith.lab.bench.arms import build, parse_arm
     from draftsmith.lab.bench.cost import curve, parse_cost, recorded
+    from draftsmith.lab.lines import check_lines
     from draftsmith.storage import check_writable
 
     options: dict[str, Any] = {"temperature": chosen.temperature, "seed": chosen.seed}
@@ -82,6 +83,7 @@ def run(
     out = chosen.out
     if out.is_file() and out.stat().st_size and not chosen.resume:
         raise OptionError(f"{out} exists; resume it with --resume, or give another --output")
+    check_lines(out)
     check_writable(out)
     asked = prompts.read()
     tell(asked.wrong)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from draftsmith.cli.commands import HELP
 from draftsmith.cli.loading import bar, load_model, short
-from draftsmith.cli.options import Count, Json, MachineOptions, MaxTokens, PlaceOptions, group
+from draftsmith.cli.options import Count, Json, MachineOptions, PlaceOptions, SomeTokens, group
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.lab.commands.bench_options import tell
@@ -43,7 +43,7 @@ class TuneOptions:
     _: KW_ONLY
     limit: Annotated[Count, Parameter(alias="-n")] = 20
     """Prompts that are used; by tune copyspec, conversations of each suite and task."""
-    max_new_tokens: MaxTokens = 128
+    max_new_tokens: SomeTokens = 128
     """Longest answer, in tokens."""
 
 
@@ -85,7 +85,7 @@ class CopySpecOptions(TuneOptions):
     _: KW_ONLY
     cost: str | None = None
     """What a pass costs: see draftsmith bench estimate."""
-    max_new_tokens: MaxTokens = 256
+    max_new_tokens: SomeTokens = 256
 
 
 def copyspec(machine: TunedOptions, chosen: CopySpecOptions, *, json_: Json = False) -> None:

@@ -27,7 +27,7 @@ from draftsmith.lab.corpus.texts import find
 from draftsmith.lab.fingerprint import fingerprint
 from draftsmith.lab.lines import JsonLines
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.storage import digest, lock, write_text
+from draftsmith.storage import digest, lock, write_text, writing
 from draftsmith.text import vocab
 from draftsmith.text.tokenizer import opening
 
@@ -64,14 +64,18 @@ def build(
     skipped: list[Path] = []
     found = tuple(find(plan.texts, skip=skipped.append))
     workshop = folder / files.BUILDING
-    workshop.mkdir(parents=True, exist_ok=True)
-    with (workshop / "lock").open("ab") as held:
+    with writing(workshop):
+        workshop.mkdir(parents=True, exist_ok=True)
+        held = (workshop / "lock").open("ab")
+    with held:
         lock(held)  # another process may be building here, and end with this corpus
         header = _finished(folder, plan, vocabulary_print, name)
         if header is None:
-            _begin(plan, workshop, found, tokenizer, model)
+            note, key = workshop / "key", _key(plan, found, tokenizer, model)
+            _check_begun(note, key)
             with show("reading texts", len(found)) as advance:
                 pieces = read_pieces(found, plan.fields, plan.piece, tokenizer, advance)
+            write_text(note, key)  # only now: nothing was computed for texts that cannot be read
             chosen, facts = _best(plan, pieces, tokenizer, model, workshop / "scores.jsonl", show)
             read = dict(pieces.facts)
             if skipped:
@@ -105,29 +109,22 @@ def _best(
     return lowest(score(pieces, model, opening(tokenizer), journal, show), plan.keep)
 
 
-def _begin(
-    plan: CorpusPlan,
-    workshop: Path,
-    texts: Sequence[Path],
-    tokenizer: Any,
-    model: LoadedModel | None,
-) -> None:
-    """Store a key of texts, tokenizer and model in `workshop`.
-
-    Raises OptionError if another build began there.
-    """
+def _key(plan: CorpusPlan, texts: Sequence[Path], tokenizer: Any, model: LoadedModel | None) -> str:
+    """Return a key of everything that decides what is computed."""
     stats = [(str(path), path.stat()) for path in texts]
     sizes = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
     scored = model and [fingerprint(model), str(model.dtype), model.device.type, opening(tokenizer)]
-    key = digest([sizes, plan.fields, plan.piece, vocab.fingerprint(tokenizer), scored])
-    note = workshop / "key"
-    if note.is_file() and note.read_text(encoding="utf-8") != key:
+    return digest([sizes, plan.fields, plan.piece, vocab.fingerprint(tokenizer), scored])
+
+
+def _check_begun(note: Path, key: str) -> None:
+    """Raise OptionError if another build began beside this note."""
+    if note.is_file() and note.read_bytes() != key.encode():
         raise OptionError(
-            f"{workshop} holds the beginning of another build: the texts, their fields, --piece, "
-            "the tokenizer, the model or its dtype differ; give another folder, or delete this one"
+            f"{note.parent} holds the beginning of another build: the texts, their fields, "
+            "--piece, the tokenizer, the model or its dtype differ; give another folder, or delete "
+            "this one"
         )
-    workshop.mkdir(parents=True, exist_ok=True)
-    write_text(note, key)
 
 
 def lowest(ranks: NDArray[np.float64], keep: int) -> tuple[NDArray[np.int64], dict[str, float]]:
@@ -192,19 +189,23 @@ def score(
         )
     turns = passes(model, lengths)
     sums = np.empty(len(pieces))
-    known: list[list[float]] = []
+    known: list[NDArray[np.float64]] = []
 
     def recall(entry: dict[str, Any]) -> None:
-        if entry["pass"] != len(known):
+        number, found = len(known), np.array(entry["log_p"], dtype=float)
+        if entry["pass"] != number or found.shape != turns[number].shape:
             raise ValueError("not the next pass")
-        known.append(entry["log_p"])
+        if not np.isfinite(found).all():
+            raise ValueError("no number")
+        known.append(found)
 
     lines = JsonLines(journal, recall, begins='{"pass"', hint=None)
     with show("ranking", len(pieces)) as advance:
         for number, rows in enumerate(turns):
             if number == len(known):
-                known.append(log_likelihoods(model, (pieces[row] for row in rows), before))
-                lines.add({"pass": number, "log_p": known[-1]})
+                found = log_likelihoods(model, (pieces[row] for row in rows), before)
+                lines.add({"pass": number, "log_p": found})
+                known.append(np.array(found))
             sums[rows] = known[number]
             advance(len(rows))
     return perplexities(sums, lengths, before)
