@@ -269,6 +269,16 @@ def test_answers_in_half_precision_are_plain_ones(name: str) -> None:
         assert accepted
 
 
+def test_nodes_with_positions_of_their_own_stay_within_a_window() -> None:
+    """Those of `lookahead` leave out positions; none may be left without anything to see."""
+    ours = Engine(build("mistral", scale=0.15, sliding_window=8), exact=True)
+    ids = prompt(30, seed=1) * 2
+    plain = ours.generate(ids, drafter="none", max_new_tokens=30)
+    found = ours.generate(ids, drafter="lookahead", budget=9, max_new_tokens=30)
+    assert found.tokens == plain.tokens
+    assert found.stats.failed_passes == 0
+
+
 @pytest.mark.slow
 def test_prefixes_and_threads_change_nothing() -> None:
     """The second request of each pair finds most of its prompt computed."""

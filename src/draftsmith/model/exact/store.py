@@ -140,7 +140,8 @@ def _views(span: Span, window: Window, dropped: int) -> _Views:
     for i, position in enumerate(span.positions):
         own, node = span.cached + i, i - span.pending
         above = paths[span.pending + span.draft.parents[node]] if node >= 0 else (own, ())
-        joins = above == (own, ())
+        # The window cuts the run by slots, so a node that leaves out positions does not join it.
+        joins = above == (own, ()) and position == own
         end, beyond = (own + 1, ()) if joins else (above[0], (*above[1], own))
         paths.append((end, beyond))
         first = first_visible(window, position)
