@@ -79,7 +79,7 @@ def average(new: Any, old: Any) -> None:
             old.probs[j] = -1
     for j in range(TOP):
         if old.probs[j] > new.probs[TOP - 1]:
-            insert(new, TOP - 1, old.tokens[j], old.probs[j])
+            insert(new, TOP - 1, old.tokens[j], np.int64(old.probs[j]))
 
 
 @inlined

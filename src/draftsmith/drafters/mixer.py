@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftsmith.compiled import inlined
+from draftsmith.compiled import inner, inlined
 from draftsmith.drafters.context_index import (
     LENGTHS,
     ORDERS,
@@ -161,7 +161,7 @@ def without_head(mixer: Mixer) -> tuple[Mixer, Mixer]:
     return own, head
 
 
-@inlined
+@inner
 def predict(
     text: ContextIndex, answers: ContextIndex, rows: Any, head: Any, base: int, mixer: Mixer,
     candidates: Any, lookup: Any, end: int,
@@ -179,7 +179,7 @@ def predict(
     find_row(rows, row, text.ids[end - 1] if end else -1, lookup)
     if row + 1 < lookup.inputs:
         find_head(head, row + 1, path_key(text.ids, base, end), lookup)
-    count = add_row(rows, row, candidates, lookup, 0 * end)
+    count = add_row(rows, row, candidates, lookup, np.int64(0))
     if row + 1 < lookup.inputs:
         count = add_row(head, row + 1, candidates, lookup, count)
     for k in range(row // ORDERS):

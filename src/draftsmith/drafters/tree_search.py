@@ -163,10 +163,10 @@ def grow(
         progress.gain = progress.best = 0.0
     elif verdict == FORBIDDEN:
         drop_first(search)
-    node, depth, path_prob, forced = ROOT, 0 * floor, 1.0, 0
+    node, depth, path_prob, forced = np.int64(ROOT), np.int64(0), 1.0, 0
     expand, allowed = verdict == START, verdict == ALLOWED
     while True:
-        count = progress.nodes
+        count = np.int64(progress.nodes)
         here = pass_cost(limits.costs, count)
         least = limits.rate * next_cost(limits.costs, count, here)
         deeper = expand and depth < limits.depth
@@ -178,7 +178,7 @@ def grow(
             if deeper:
                 end = put_path(text, search, node, depth)
                 found = predict(
-                    text, answers, rows, head, text.totals[0].length, mixer, candidates,
+                    text, answers, rows, head, np.int64(text.totals[0].length), mixer, candidates,
                     search.lookup[0], end,
                 )  # fmt: skip
                 first = allow_only(candidates, found, limits.few)
