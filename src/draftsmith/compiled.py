@@ -12,9 +12,10 @@ from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 from numba.core import event
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.dispatcher import Dispatcher
@@ -45,6 +46,9 @@ inlined = partial(inner, forceinline=True)
 """Like `inner`, and inlined into its callers, so that no arguments are passed at run time."""
 fused = partial(inner, fastmath={"contract"})
 """Like `inner`, with fused multiply-add: a product and its sum are rounded once."""
+int64 = cast(Callable[[int], int], np.int64)
+"""Gives constants and record fields the type of other integers: each type of an argument would be
+compiled for itself."""
 
 
 def compiling() -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from draftsmith.compiled import inlined
+from draftsmith.compiled import inlined, int64
 from draftsmith.core.readout import HIGHEST, highest
 from draftsmith.core.target import Highest
 
@@ -79,7 +79,7 @@ def average(new: Any, old: Any) -> None:
             old.probs[j] = -1
     for j in range(TOP):
         if old.probs[j] > new.probs[TOP - 1]:
-            insert(new, TOP - 1, old.tokens[j], np.int64(old.probs[j]))
+            insert(new, TOP - 1, old.tokens[j], int64(old.probs[j]))
 
 
 @inlined

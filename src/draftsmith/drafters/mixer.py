@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftsmith.compiled import inner, inlined
+from draftsmith.compiled import inlined, inner, int64
 from draftsmith.drafters.context_index import (
     LENGTHS,
     ORDERS,
@@ -179,7 +179,7 @@ def predict(
     find_row(rows, row, text.ids[end - 1] if end else -1, lookup)
     if row + 1 < lookup.inputs:
         find_head(head, row + 1, path_key(text.ids, base, end), lookup)
-    count = add_row(rows, row, candidates, lookup, np.int64(0))
+    count = add_row(rows, row, candidates, lookup, int64(0))
     if row + 1 < lookup.inputs:
         count = add_row(head, row + 1, candidates, lookup, count)
     for k in range(row // ORDERS):
@@ -365,7 +365,7 @@ def sort_followers(
     for i in range(count):
         one = candidates[i]
         one.weights *= ORDERS
-        place = find(index, 0 * first, one.token + 1, index.ids, 0 * first)
+        place = find(index, int64(0), one.token + 1, index.ids, int64(0))
         if place >= 0:
             context = index.contexts[place]
             age = age_class(index.totals[0].length - context.end + 1)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from draftsmith.compiled import compiled, inlined
+from draftsmith.compiled import compiled, inlined, int64
 from draftsmith.core.draft import ROOT
 from draftsmith.drafters.context_index import (
     ContextIndex,
@@ -163,10 +163,10 @@ def grow(
         progress.gain = progress.best = 0.0
     elif verdict == FORBIDDEN:
         drop_first(search)
-    node, depth, path_prob, forced = np.int64(ROOT), np.int64(0), 1.0, 0
+    node, depth, path_prob, forced = int64(ROOT), int64(0), 1.0, 0
     expand, allowed = verdict == START, verdict == ALLOWED
     while True:
-        count = np.int64(progress.nodes)
+        count = int64(progress.nodes)
         here = pass_cost(limits.costs, count)
         least = limits.rate * next_cost(limits.costs, count, here)
         deeper = expand and depth < limits.depth
@@ -178,7 +178,7 @@ def grow(
             if deeper:
                 end = put_path(text, search, node, depth)
                 found = predict(
-                    text, answers, rows, head, np.int64(text.totals[0].length), mixer, candidates,
+                    text, answers, rows, head, int64(text.totals[0].length), mixer, candidates,
                     search.lookup[0], end,
                 )  # fmt: skip
                 first = allow_only(candidates, found, limits.few)
@@ -241,7 +241,7 @@ def allow_only(candidates: Any, found: int, few: Any) -> int:
     The probability that the mixer leaves to other tokens is divided equally among them.
     """
     if not len(few):
-        return 0 * found
+        return int64(0)
     others = 1.0
     for i in range(found):
         others -= candidates[i].prob
