@@ -63,11 +63,11 @@ def attend(
     counts, totals = np.empty(queries, np.int64), np.empty(queries * groups, np.float32)
     for i in range(queries):
         counts[i] = highs[i] - lows[i] + starts[i + 1] - starts[i]
-    nexts, powers = np.empty(queries, np.int64), np.empty(scores.shape[1], np.int32)
+    powers = np.empty(scores.shape[1], np.int32)
     bits = np.zeros((max(width * TILE, values.shape[2] * TILE),), np.uint32)
     line = np.empty(TILE, np.float32)
     for head in range(len(keys)):
-        nexts[:] = starts[:queries]
+        nexts = starts[:queries].copy()
         for begin in range(first, last, TILE):
             end = min(begin + TILE, last)
             tile = _columns(keys[head], begin, end, shift, bits)
@@ -80,7 +80,8 @@ def attend(
                     own = scores[i * groups + g]
                     _products(q[i, head * groups + g], tile, line)
                     _scale(line, scale, cap)
-                    own[low - lows[i] : high - lows[i]] = line[low - begin : high - begin]
+                    for slot in range(low, high):
+                        own[slot - lows[i]] = line[slot - begin]
                     at = highs[i] - lows[i] - starts[i]
                     for e in range(nexts[i], new):
                         own[at + e] = line[slots[e] - begin]
@@ -92,7 +93,7 @@ def attend(
                 place = i * groups + g
                 totals[place] = _weights(scores[place], counts[i], sink, powers)
                 out[i, at, :] = _ZERO
-        nexts[:] = starts[:queries]
+        nexts = starts[:queries].copy()
         for begin in range(first, last, TILE):
             end = min(begin + TILE, last)
             tile = _lines(values[head], begin, end, shift, bits)
