@@ -922,6 +922,7 @@ def test_doctor_tries_a_trained_head(
     assert "this model's have" in call("doctor", model, "--head", f"eagle3(model={other})").stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("untimed")
 def test_doctor_says_why_the_head_of_a_checkpoint_is_not_used(model: str, tmp_path: Path) -> None:
     folder = shutil.copytree(model, tmp_path / "model")
@@ -934,6 +935,7 @@ def test_doctor_says_why_the_head_of_a_checkpoint_is_not_used(model: str, tmp_pa
     assert "has no head for multi-token prediction" in record["trained_head"]["explained"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [[], ["--no-prepack"]])
 def test_doctor_compares_types_laid_out_alike(
     model: str, flags: list[str], untimed: dict[str, bool]
@@ -943,6 +945,7 @@ def test_doctor_compares_types_laid_out_alike(
     assert untimed == dict.fromkeys(("torch.float32", "torch.bfloat16"), not flags)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("untimed")
 def test_doctor_says_which_dtype_was_not_tried(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftsmith.model.measure._too_much", lambda *_: "it is too large")

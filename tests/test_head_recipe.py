@@ -28,6 +28,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) -> list[d
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_the_model_answers_as_it_does_alone(monkeypatch: Any, tmp_path: Path) -> None:
     """In batches of padded prompts; every text has the chat template and the greedy answer."""
     monkeypatch.setattr(answers, "ANSWER_TOKENS", 12)
@@ -44,6 +45,7 @@ def test_the_model_answers_as_it_does_alone(monkeypatch: Any, tmp_path: Path) ->
     assert {line["text"] for line in found} == expected
 
 
+@pytest.mark.slow
 def test_it_goes_on_after_the_batches_that_are_stored(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setattr(answers, "ANSWER_TOKENS", 4)
     assert run(monkeypatch, tmp_path, seconds=0) == []

@@ -47,6 +47,7 @@ def started(recipe: tuple[ModuleType, ModuleType], **sizes: int) -> tuple[Any, A
     return network, circuit, torch.cat((span, span), dim=1)
 
 
+@pytest.mark.slow
 def test_the_start_copies_and_steps_leave_it_alone(recipe: tuple[ModuleType, ModuleType]) -> None:
     network, circuit, ids = started(recipe, heads=8, kv_heads=4)
     moving = [p for p in network.parameters() if p.requires_grad]
@@ -74,6 +75,7 @@ MESSAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("said", ["plain", pytest.param("arrow", marks=pytest.mark.slow), "quoted"])
 def test_the_start_puts_one_word_in_place_of_another(
     recipe: tuple[ModuleType, ModuleType], said: str

@@ -648,6 +648,7 @@ def test_peft_model() -> None:
     assert "generate" not in vars(model.get_base_model())
 
 
+@pytest.mark.slow
 def test_double_precision(llama: Any) -> None:
     """`generate` rounds logits to single precision before anything else; so do we."""
     model = copy.deepcopy(llama).double()

@@ -50,6 +50,7 @@ def test_a_command(files: dict[str, Path], device: str, command: str) -> None:
     assert "fail" not in ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "bench run"])
 def test_a_command_where_passes_are_graphs(
     files: dict[str, Path], graphed: str, command: str
@@ -59,6 +60,7 @@ def test_a_command_where_passes_are_graphs(
     assert "graph" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_d4_training(files: dict[str, Path], device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a Mac, where accelerate finds the device by itself."""
 

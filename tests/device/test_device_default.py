@@ -51,6 +51,7 @@ def test_d8_the_callers_default_device_comes_first(there: str, folder: Path) -> 
         assert load(folder, device="cpu").device.type == "cpu"
 
 
+@pytest.mark.slow
 def test_d8_live_models_and_draft_models_stay_where_they_are(there: str, folder: Path) -> None:
     model = tiny.model()
     with accelerate(model):
@@ -64,6 +65,7 @@ def test_d8_live_models_and_draft_models_stay_where_they_are(there: str, folder:
         assert drafter.runner.loaded.device == torch.device(place)
 
 
+@pytest.mark.slow
 def test_d8_weights_go_straight_to_the_device(there: str, folder: Path) -> None:
     """While the first one is copied there, the host has none of them."""
 
@@ -85,6 +87,7 @@ def test_d8_weights_go_straight_to_the_device(there: str, folder: Path) -> None:
     assert max(during) <= before
 
 
+@pytest.mark.slow
 def test_d8_commands_name_it_in_their_first_line(there: str, folder: Path) -> None:
     asked = ["run", "hello", "-m", folder, "--max-new-tokens", 4]
     ran = call(*asked)

@@ -29,6 +29,7 @@ from draftsmith.model.runner import Runner
 from draftsmith.text.grammar import Grammar
 
 
+@pytest.mark.slow
 def test_d3_exact_and_prepacked_models_beside_a_default_device(folder: Path) -> None:
     options: dict[str, Any] = {"device": "cpu", "exact": True}
     expected = Engine.from_pretrained(folder, **options).generate(IDS, max_new_tokens=12)

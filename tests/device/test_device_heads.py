@@ -46,7 +46,8 @@ def test_a_head_beside_a_target_on_the_device(
         asked(engines_of(model, on(device, model)), drafter.replace("HEAD", head))
 
 
-@pytest.mark.parametrize("drafter", slow_after(1, HEADS))
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", HEADS)
 def test_a_head_over_a_device_map(device: str, second: str, head: str, drafter: str) -> None:
     """The layers that it reads are on both devices."""
     model = build("llama", num_hidden_layers=5)
@@ -54,10 +55,11 @@ def test_a_head_over_a_device_map(device: str, second: str, head: str, drafter: 
     asked(engines_of(model, there), drafter.replace("HEAD", head))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [
     ("qwen2", "mimo"),
-    pytest.param(("deepseek_v3", "deepseek"), marks=pytest.mark.slow),
-    pytest.param(("qwen3_next", "qwen"), marks=pytest.mark.slow),
+    ("deepseek_v3", "deepseek"),
+    ("qwen3_next", "qwen"),
 ], ids=lambda case: case[0])  # fmt: skip
 def test_a_head_in_the_targets_checkpoint(
     device: str, case: tuple[str, str], tmp_path: Path

@@ -111,7 +111,7 @@ def test_after_a_failed_capture_everything_goes_on(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "drafter", ["none", "auto", "pld_plus", "spectra(N=3, W=4, G=4)", "sdsat(k=3)"]
+    "drafter", slow_after(1, ["auto", "none", "pld_plus", "spectra(N=3, W=4, G=4)", "sdsat(k=3)"])
 )
 def test_every_drafter(engines: Both, folder: Path, drafter: str) -> None:
     both = Both(engines.cpu, fixed(engines.device), engines._known)
@@ -133,9 +133,10 @@ def test_a_greedy_pass_waits_once(device: str, arm: str, rows: int) -> None:
     assert waits.total() == passes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("simulated")
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("arm", slow_after(1, reversed(ARMS)))
+@pytest.mark.parametrize("arm", ARMS)
 def test_a_sampled_pass_waits_once_more(device: str, arm: str, rows: int) -> None:
     """For the tokens of all rows, which are drawn after the graph."""
     same_length = [prompt(20, i) for i in range(rows)]
@@ -147,8 +148,8 @@ def test_a_sampled_pass_waits_once_more(device: str, arm: str, rows: int) -> Non
 
 
 @pytest.mark.usefixtures("simulated")
-@pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("arm", ["plain", "a drafted tree"])
+@pytest.mark.parametrize("rows", slow_after(1, [1, 8]))
+@pytest.mark.parametrize("arm", slow_after(1, ["a drafted tree", "plain"]))
 def test_kernels_of_a_pass_are_bounded(
     device: str, arm: str, rows: int, captured: list[int]
 ) -> None:

@@ -116,7 +116,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("arm", slow_after(1, reversed(MOST)))
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", MOST)
 def test_kernels_of_a_pass_are_bounded(
     device: str, arm: str, passes: list[tuple[int, int]]
 ) -> None:
@@ -132,6 +133,7 @@ def test_kernels_of_a_pass_are_bounded(
             assert max(kernels for _, kernels in passes) <= few + each * layers
 
 
+@pytest.mark.slow
 def test_rows_of_equal_length_are_read_together(device: str, passes: list[tuple[int, int]]) -> None:
     """Without drafts they add one kernel to each layer, whatever their number."""
     found, counts = engine(device, layers=4), list[int]()

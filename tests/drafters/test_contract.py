@@ -20,6 +20,7 @@ from draftsmith.drafters.registry import parse
 from draftsmith.errors import DrafterError, OptionError
 from draftsmith.testing import Scripted, check_distribution, check_drafter, check_rewind
 from installed import bare_names
+from tiers import slow_after
 
 SETTINGS = [
     "copyspec(gamma=1, block=0)",
@@ -35,7 +36,9 @@ def test_contract(spec: str) -> None:
     check_drafter(parse(spec), length=24)
 
 
-@pytest.mark.parametrize("options", [{"tokens": 2}, {"tokens": 3, "reproducible": True}])
+@pytest.mark.parametrize(
+    "options", slow_after(1, [{"tokens": 3, "reproducible": True}, {"tokens": 2}])
+)
 def test_contract_of_a_draft_model(options: dict[str, Any]) -> None:
     """In float64, so that its distributions can be enumerated exactly."""
     model = build("llama", vocab_size=11).double()

@@ -198,6 +198,7 @@ def test_hidden_ends_of_the_drafter_end_the_draft() -> None:
     assert result.stats.accepted_by_depth[0] > result.stats.accepted_by_depth[3]
 
 
+@pytest.mark.slow
 def test_a_shorter_context_slides() -> None:
     """The drafter reads the end of the text only, in a window that moves in strides."""
     model = copy.deepcopy(tiny.model())
@@ -237,6 +238,7 @@ def test_recurrent_drafters_work_or_say_why_not(name: str) -> None:
     assert stats.accepted == stats.drafted > 0
 
 
+@pytest.mark.slow
 def test_vocabularies_may_be_padded_differently() -> None:
     serving = Engine.from_pretrained(build("llama"), budget="drafter")
     for extra in (-40, 40):
@@ -321,7 +323,7 @@ def test_text_needs_no_quotes(typed: str, model: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "copier"), [("shallower", Parrot), ("tli", LongestMatch)])
-@pytest.mark.parametrize("after_copies", [False, True], ids=["alone", "after copies"])
+@pytest.mark.parametrize("after_copies", slow_after(1, [False, True]))
 @pytest.mark.parametrize("temperature", slow_after(1, [1.0, 0.0]))
 def test_the_drafters_cache_equals_a_fresh_prefill(
     name: str,

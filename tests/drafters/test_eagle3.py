@@ -125,6 +125,7 @@ def test_contract(sample: bool, tmp_path: Path) -> None:
     check_drafter(Eagle3(head, depth=2, sample=sample), length=6)
 
 
+@pytest.mark.slow
 def test_its_keys_are_those_of_a_fresh_head(folder: str) -> None:
     """Entries that were drafted are never kept: after each step all come from true states."""
     checked = 0
@@ -167,6 +168,7 @@ def test_nothing_is_lost(name: str, folder: str) -> None:
         assert found[0].notices == plain.notices
 
 
+@pytest.mark.slow
 def test_a_row_that_is_kept_serves_a_head(folder: str) -> None:
     """A prompt that begins like an answered one, and one that parts from it within."""
     engine, drafter = Engine.from_pretrained(target()), Watched(Eagle3(folder))

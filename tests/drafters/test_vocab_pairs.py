@@ -209,6 +209,7 @@ MANY = int(os.environ.get("DRAFTSMITH_PROMPTS", "12"))
 """Prompts of a slow case."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [pytest.param("edit-7m", marks=pytest.mark.slow), "stories260K"])
 @pytest.mark.parametrize("name", slow_after(1, TOKENIZERS))
 def test_an_oracle_in_other_words(target: str, name: str) -> None:

@@ -149,6 +149,7 @@ def test_a_width_beyond_is_tried_when_it_is_wanted() -> None:
         widths.at_least(100)
 
 
+@pytest.mark.slow
 def test_models_that_cannot_say_why() -> None:
     with pytest.raises(UnsupportedError, match="cannot share passes"):
         Engine.from_pretrained(build("qwen3_next"), exact=True)

@@ -84,6 +84,7 @@ def test_runs_of_one_prompt_are_one_time() -> None:
     assert shared.seconds(rows) == [2.0, 6.0]
 
 
+@pytest.mark.slow
 def test_a_cost_is_measured_again_for_another_model(tmp_path: Path) -> None:
     models = [load(name, dtype="float32") for name in ("edit-1m", "edit-1m", "edit-7m")]
     first, same, other = (measured_cost(model, tmp_path, quick=True) for model in models)
@@ -133,6 +134,7 @@ def test_results_of_changed_code_are_measured_again(
     assert measured == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_checkouts_are_measured_again_if_the_other_one_or_the_model_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

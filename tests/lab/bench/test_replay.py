@@ -391,6 +391,7 @@ def test_g3_a_name_that_is_none_lists_what_is_there(folder: Path, tmp_path: Path
     assert "(there: tiny)" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_changes_the_text(shared_data: Path) -> None:
     records = read(shared_data / "recorded" / "humaneval.qwen2.5-coder-32b.jsonl").records[:30]
     Encoding((shared_data / "tokenizers",)).check(records)

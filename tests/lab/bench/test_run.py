@@ -202,6 +202,7 @@ def test_the_context_and_the_record_limit_the_answer(model: LoadedModel) -> None
         assert len(row.output_ids) == length
 
 
+@pytest.mark.slow
 def test_seeds_mean_the_same_for_guessing_arms(model: LoadedModel) -> None:
     arms = "none", "hf:generate", "copyspec(gamma=2)@4"
     how = {"records": records(2), "sampling": SamplingParams(temperature=0.8, seed=3), "runs": 2}
@@ -242,6 +243,7 @@ def test_where_an_answer_leaves_plain_decoding(model: LoadedModel) -> None:
     assert first_difference([1, 2], [1, 2, 3]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same", [True, False])
 def test_assisted_generation(model: LoadedModel, tmp_path: Path, same: bool) -> None:
     """With an assistant of the same tokenizer, or of another one."""

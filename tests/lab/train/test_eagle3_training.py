@@ -67,6 +67,7 @@ def test_what_is_learned_is_what_drafts() -> None:
     assert float(loss.detach()) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_training_that_was_killed_ends_like_an_unbroken_one(
     model: str, texts: Texts, tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_a_training_that_was_killed_ends_like_an_unbroken_one(
         train(model, RECIPE, texts, tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_the_log_is_complete_before_its_checkpoint(
     model: str, texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +122,7 @@ def test_unusable_texts_are_refused_before_the_training(
     assert not (tmp_path / "head").exists()
 
 
+@pytest.mark.slow
 def test_a_head_for_a_model_without_llamas_layout(texts: Texts, tmp_path: Path) -> None:
     sizes = {"vocab_size": len(tiny.tokenizer()), "n_layer": 3, "n_positions": 32}
     build("gpt2", **sizes).save_pretrained(tmp_path / "gpt2")

@@ -216,6 +216,7 @@ def test_what_a_training_writes(unbroken: Path, model: Path) -> None:
     assert (config["rope_theta"], config["rope_scaling"]) == (10_000.0, None)
 
 
+@pytest.mark.slow
 def test_accumulating_gradients_changes_nothing(
     model: Path, texts: Texts, unbroken: Path, tmp_path: Path
 ) -> None:
@@ -225,6 +226,7 @@ def test_accumulating_gradients_changes_nothing(
         torch.testing.assert_close(weight, theirs[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [0, 4])
 def test_tied_embeddings_stay_tied(tied: Path, texts: Texts, tmp_path: Path, lora: int) -> None:
     """The shared table learns the adaptive row; nothing asks for it as an answer."""
@@ -246,6 +248,7 @@ def test_tied_embeddings_stay_tied(tied: Path, texts: Texts, tmp_path: Path, lor
         assert not (tmp_path / "out" / "adapter_config.json").exists()
 
 
+@pytest.mark.slow
 def test_plain_fine_tuning_teaches_no_tokens(model: Path, texts: Texts, tmp_path: Path) -> None:
     recipe = replace(RECIPE, objective="plain", steps=2)
     trained = train(str(model), recipe, texts, tmp_path / "out", OPTIONS)
@@ -311,6 +314,7 @@ def test_embeddings_that_are_no_plain_table(
         train(str(model), RECIPE, texts, tmp_path / "out", OPTIONS)
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_what_there_was(model: Path, texts: Texts, tmp_path: Path) -> None:
     """A limit on the size of files stands in for it: the write itself fails."""
     out = tmp_path / "out"
@@ -328,6 +332,7 @@ def test_a_full_disk_keeps_what_there_was(model: Path, texts: Texts, tmp_path: P
     assert [path.name for path in (out / "training").glob("step-*")] == ["step-000004"]
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_the_model_is_written(
     model: Path, texts: Texts, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def actual_passes(engine: Engine, ids: list[int], spec: str, K: int) -> int:  # 
     return int(result.stats.passes)
 
 
+@pytest.mark.slow
 def test_counted_passes_are_those_of_decoding(engine: Engine) -> None:
     plan = CalibrationPlan(engine, PROMPTS, max_new_tokens=LIMIT)
     accepted = 0
