@@ -194,8 +194,7 @@ def test_what_a_training_writes(unbroken: Path, model: Path) -> None:
     assert trained.get_input_embeddings().weight.shape[0] == 330
     assert AutoTokenizer.from_pretrained(unbroken).convert_ids_to_tokens(329) == "<|adaptive_0|>"
     inside = {path.name for path in (unbroken / "training").iterdir()}
-    assert inside == {"log.csv", "losses.png", "tensorboard", "run.json", "measured.json"}
-    assert list((unbroken / "training" / "tensorboard").glob("events.*"))
+    assert inside == {"log.csv", "losses.png", "run.json", "measured.json"}
     assert (unbroken / "training" / "losses.png").read_bytes().startswith(b"\x89PNG")
     measured = json.loads((unbroken / "training" / "measured.json").read_text())
     assert measured["before"] != measured["after"]

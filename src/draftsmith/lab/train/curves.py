@@ -1,4 +1,4 @@
-"""Curves of a training: a CSV, TensorBoard's event files and a picture."""
+"""Curves of a training: a CSV and a picture."""
 
 from __future__ import annotations
 
@@ -47,31 +47,20 @@ class Curves:
         self, folder: Path, step: int, kind: type[Any] = StepLosses, panels: Panels = PANELS
     ) -> None:
         """`kind`: the dataclass of a row, with `step` and `tokens`; `panels`: what is drawn."""
-        from tensorboardX import SummaryWriter
-
         self.folder, self.kind, self.panels = folder, kind, panels
         self.rows = [row for row in read(folder, kind) if row.step <= step]
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def add(self, row: Any) -> None:
         """Add a step's row."""
         self.rows.append(row)
-        for name, value in asdict(row).items():
-            if value is not None and name not in ("step", "tokens", "seconds"):
-                self._board.add_scalar(name, value, row.step)
 
     def flush(self) -> None:
-        """Write everything to disk, including the picture."""
-        self._write()
-        self._board.flush()
+        """Write the log and the picture."""
+        self.close()
         draw(self.rows, self.folder / "losses.png", self.panels)
 
     def close(self) -> None:
-        """Write the log, also of a training that failed, and close the files."""
-        self._write()
-        self._board.close()
-
-    def _write(self) -> None:
+        """Write the log, also of a training that failed."""
         log = io.StringIO()
         table = csv.DictWriter(log, [f.name for f in fields(self.kind)])
         table.writeheader()

@@ -28,7 +28,7 @@ from draftsmith.errors import LoadError, OptionError, WriteError
 from draftsmith.storage import sync_folder, write_text
 
 TRAINING = "training"
-NEEDED = ("accelerate", "peft", "tensorboardX", "matplotlib")
+NEEDED = ("accelerate", "peft", "matplotlib")
 """Packages of the extra `train`."""
 _RUN, _STATE, _TENSORS, _MODEL = "run.json", "state.json", "state.safetensors", "model.new"
 _MEASURED = "measured.json"
