@@ -287,6 +287,7 @@ WRONG = line(row("none", 0, 1.0)).replace('"seconds": 1.0', '"seconds": "x"')
         ('{"arm": "a", "output_ids": [], "format": 1}\n', "line 2: incomplete, it has no 'id'"),
         (WRONG, "line 2: 'seconds' is a str"),
         (WRONG.replace('"x"', "0"), "line 2: 'seconds' is 0"),
+        (WRONG.replace('"x"', "1" + 400 * "0"), "line 2: 'seconds' is 1000"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, text: str, message: str) -> None:

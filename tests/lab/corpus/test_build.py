@@ -210,10 +210,6 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-def raising(*_args: Any, **_options: Any) -> Any:
-    raise Killed
-
-
 def kill_at(patch: pytest.MonkeyPatch, moment: int) -> None:
     """End the build before the `moment`-th time that it writes to disk or tidies up."""
     count = iter(range(1, 10_000))
@@ -298,20 +294,41 @@ def test_a_build_that_was_begun_is_gone_on_with_and_no_other(
         make(replace(plan, keep=8), folder, model)
 
 
+def ranked(plan: CorpusPlan, folder: Path, model: LoadedModel) -> Path:
+    """The journal of a build that was killed after all passes."""
+
+    def dies(*_args: Any, **_options: Any) -> Any:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "write_index", dies)
+        with pytest.raises(Killed):
+            make(plan, folder, model)
+    return folder / files.BUILDING / "scores.jsonl"
+
+
 def test_a_journal_with_wrong_numbers_is_read_up_to_them(
     plan: CorpusPlan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     for number, wrong in enumerate(("[1.0]", "null", '["x"]', "NaN")):
         folder = tmp_path / str(number)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(building, "write_index", raising)
-            with pytest.raises(Killed):
-                make(plan, folder, model)
-        journal = folder / files.BUILDING / "scores.jsonl"
+        journal = ranked(plan, folder, model)
         first, _, *rest = journal.read_text().splitlines(keepends=True)
         journal.write_text("".join([first, f'{{"pass": 1, "log_p": {wrong}}}\n', *rest]))
         make(plan, folder, model)
         assert content(folder) == expected
+
+
+def test_a_journal_with_one_pass_too_many_is_read_up_to_it(
+    plan: CorpusPlan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    folder = tmp_path / "c"
+    journal = ranked(plan, folder, model)
+    count = len(journal.read_text().splitlines())
+    with journal.open("a") as file:
+        file.write(f'{{"pass": {count}, "log_p": [1.0]}}\n')
+    make(plan, folder, model)
+    assert content(folder) == expected
 
 
 def test_texts_that_could_not_be_read_may_be_mended(

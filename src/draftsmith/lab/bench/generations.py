@@ -113,7 +113,7 @@ def parse(item: dict[str, Any]) -> Generation:
         if not isinstance(getattr(row, name), kind):
             raise ValueError(f"{name!r} is a {type(getattr(row, name)).__name__}")
     if not 0 < row.seconds < 1e9:
-        raise ValueError(f"'seconds' is {row.seconds:g}")
+        raise ValueError(f"'seconds' is {row.seconds}")
     return row
 
 

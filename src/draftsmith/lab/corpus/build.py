@@ -193,10 +193,10 @@ def score(
 
     def recall(entry: dict[str, Any]) -> None:
         number, found = len(known), np.array(entry["log_p"], dtype=float)
-        if entry["pass"] != number or found.shape != turns[number].shape:
+        if entry["pass"] != number or number == len(turns):
             raise ValueError("not the next pass")
-        if not np.isfinite(found).all():
-            raise ValueError("no number")
+        if found.shape != turns[number].shape or not np.isfinite(found).all():
+            raise ValueError("not a number for each piece")
         known.append(found)
 
     lines = JsonLines(journal, recall, begins='{"pass"', hint=None)
