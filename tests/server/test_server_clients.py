@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,6 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(folder: Path) -> Iterator[Served]:
     with Served("-m", str(folder), "--name", NAME, DRAFTSMITH_API_KEYS=KEY) as made:
         yield made
+        assert made.end(signal.SIGINT) == 0
 
 
 @pytest.fixture(scope="module")

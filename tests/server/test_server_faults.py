@@ -296,24 +296,28 @@ def test_an_error_nobody_expected_is_reported_without_its_words(
 # --- the end ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drain", [600.0, 0.0])
-def test_a_stream_ends_properly_when_the_server_does(gate: Gate, drain: float) -> None:
+@pytest.mark.parametrize(("drain", "signals"), [(3600.0, 1), (3600.0, 2), (0.0, 1)])
+def test_a_stream_ends_properly_when_the_server_does(
+    gate: Gate, drain: float, signals: int
+) -> None:
+    at_once = signals == 2 or not drain
     api = api_of(gated(gate), drain=drain)
     made = server(api)
     with listening(api, made=made) as address, ThreadPoolExecutor(1) as asking:
         body = ASK | {"stream": True, "max_tokens": 6}
         going = asking.submit(httpx2.post, address + CHAT, json=body, timeout=600)
         assert gate.stopped.wait(300)
-        made.handle_exit(15, None)
+        for _ in range(signals):
+            made.handle_exit(15, None)
         until(lambda: api.worker.draining)
-        if not drain:
+        if at_once:
             until(lambda: api.worker.open == 0)
         gate.open.set()
         chunks = events(going.result())
-    if drain:
-        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
-    else:
+    if at_once:
         assert chunks[-1]["error"]["code"] == "unavailable"
+    else:
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert not api.worker.alive
     with pytest.raises(Refusal, match="shutting down"):
         api.worker.job(1, 1)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from sse_starlette.sse import AppStatus
+from uvicorn.server import HANDLED_SIGNALS
 
 from draftsmith.errors import OptionError, first_line
 from draftsmith.server.api import Api
@@ -65,10 +70,18 @@ class Draining(uvicorn.Server):
         super().run(sockets)
         self._api.engine.thread.close(_LAST)  # a second signal skips the application's own shutdown
 
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn restores the earlier handlers and raises the signal again, which would end the
+        # process before it can save.
+        if threading.current_thread() is threading.main_thread():
+            for number in HANDLED_SIGNALS:
+                signal.signal(number, self.handle_exit)
+        yield
+
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
-        # uvicorn's own handler raises the signal again, which ends the process before it can save.
         self.force_exit, self.should_exit = self.should_exit, True
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._drain)
 
     def _drain(self) -> None:
