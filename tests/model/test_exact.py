@@ -229,6 +229,14 @@ def test_products_of_many_rows_are_computed_in_pieces(monkeypatch: pytest.Monkey
     assert accepted
 
 
+def test_a_pass_of_many_values_tells_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.functional, "linear", torch.ops.test_exact.linear.default)
+    monkeypatch.setattr(widths, "_GROUP", 8)
+    monkeypatch.setattr(widths, "_MANY", 1)
+    with pytest.raises(UnsupportedError, match=r"other bits in passes of 9, 10, 11"):
+        Engine.from_pretrained(model("llama"), exact=True)
+
+
 def test_pieces_give_the_same_product() -> None:
     x, weight, bias = torch.randn(1, 21, 6), torch.randn(4, 6), torch.randn(4)
     expected = x @ weight.T + bias
