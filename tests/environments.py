@@ -3,6 +3,9 @@
 `python -m tests.environments` makes them all, as .ci/run does; a test makes its own. They stay in
 $DRAFTSMITH_CLIENTS, by default a folder in draftsmith's cache. draftsmith is in none of them, so
 that checkouts share them; `beside` lends it.
+
+An installation of torch takes longer than the tests of most programs. Programs that need it borrow
+the packages of the environment that the tests run in, where their own are not other versions.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -23,9 +27,6 @@ from draftsmith.storage import cache_folder
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-PINS = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-FOR_TEST_RAY = {"httpx2", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "sse-starlette"}
-
 PACKAGES = {
     "openai-2": (
         "openai==2.54.0",
@@ -37,11 +38,11 @@ PACKAGES = {
     "openai-3": ("openai==3.54.0",),
     "anthropic": ("anthropic==2.14.0",),
     "aider": ("aider-chat==0.86.2",),
-    "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),
+    "guidellm": ("guidellm==0.8.1",),
     "node": ("openai@7.57.0",),
     "codex": ("@openai/codex@0.169.0",),
     "heads": (
-        "datasets>=5",  # what speculators imports beside packages of the tests
+        "datasets>=5",  # what speculators imports beside what is borrowed
         "loguru==0.7.3",
         "openai==2.54.0",
         "pydantic-settings>=2.0",
@@ -50,15 +51,13 @@ PACKAGES = {
         "ray[serve]==2.60.0",
         "jsonref==1.1.0",  # it and pyarrow are what the example needs of ray[llm] beside vLLM
         "pyarrow==26.0.1",
-        "torch==2.13.0",
-        *PROJECT["dependencies"],
-        *(pin for pin in PINS if pin.partition("==")[0] in FOR_TEST_RAY),
     ),
-    "vllm": ("torch==2.13.0", *PROJECT["dependencies"]),
+    "vllm": (),
 }
 """What is installed in each: by npm in those of `BY_NPM`, by pip in the others."""
 
 BY_NPM = {"node", "codex"}
+BORROWING = {"guidellm", "heads", "ray", "vllm"}
 
 ALONE = {
     # speculators wants an older transformers, and does not need it.
@@ -72,7 +71,9 @@ ALONE = {
 def make(name: str) -> Path:
     """The folder of an environment; raises OSError or CalledProcessError if it cannot be made."""
     packages, alone = PACKAGES[name], ALONE.get(name)
-    asked = repr((sys.version_info[:2], packages, alone))
+    lent = sysconfig.get_path("purelib") if name in BORROWING else ""
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8") if lent else ""
+    asked = repr((sys.version_info[:2], packages, alone, lent, pins))
     named = hashlib.sha256(asked.encode()).hexdigest()[:8]
     base = Path(os.environ.get("DRAFTSMITH_CLIENTS") or cache_folder() / "clients")
     folder, ready = base / f"{name}-{named}", base / f"{name}-{named}" / "ready"
@@ -85,8 +86,11 @@ def make(name: str) -> Path:
             if name in BY_NPM:
                 call("npm", "install", "--prefix", folder, *packages)
             else:
-                call(sys.executable, "-m", "venv", folder)
-                install = folder / "bin" / "python", "-m", "pip", "install", "-q"
+                call(sys.executable, "-m", "venv", "--without-pip", folder)
+                own = folder / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
+                (own / "borrowed.pth").write_text(lent)
+                python = folder / "bin" / "python"
+                install = sys.executable, "-m", "pip", "--python", python, "install", "-q"
                 if alone:
                     call(*install, "--no-deps", *alone.split())
                 if alone and alone.startswith("vllm"):
@@ -117,17 +121,14 @@ def environment(name: str) -> Path:
         pytest.skip(f"{name} cannot be installed here: {said.strip().splitlines()[-1]}")
 
 
-def run_tests(name: str, file: str, folder: Path, *packages: str) -> None:
-    """Run the external tests of a file in an environment; raises CalledProcessError.
-
-    `packages`: folders of more packages.
-    """
+def run_tests(name: str, file: str, folder: Path) -> None:
+    """Run the external tests of a file in an environment; raises CalledProcessError."""
     python = environment(name) / "bin" / "python"
     command = [python, "-m", "pytest", "-q", "-s", "-m", "external", file]
-    subprocess.run(command, cwd=ROOT, env=beside(folder, *packages), check=True)
+    subprocess.run(command, cwd=ROOT, env=beside(folder), check=True)
 
 
-def beside(folder: Path, *packages: str) -> dict[str, str]:
+def beside(folder: Path) -> dict[str, str]:
     """This process's variables, and as if draftsmith were installed: its code and its names."""
     info = folder / f"draftsmith-{draftsmith.__version__}.dist-info"
     info.mkdir()
@@ -138,7 +139,7 @@ def beside(folder: Path, *packages: str) -> dict[str, str]:
     for group, entries in PROJECT["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
     (info / "entry_points.txt").write_text("\n".join(lines))
-    paths = [str(folder), str(Path(draftsmith.__file__).parents[1]), *packages]
+    paths = [str(folder), str(Path(draftsmith.__file__).parents[1])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 

@@ -8,7 +8,6 @@ other people's code.
 from __future__ import annotations
 
 import json
-import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +36,7 @@ SHAPES: list[dict[str, Any]] = [
 
 @pytest.mark.skipif(HERE, reason="the others run in this process")
 def test_all_that_is_below_where_the_others_are(tmp_path: Path) -> None:
-    run_tests("heads", __file__, tmp_path, sysconfig.get_path("purelib"))
+    run_tests("heads", __file__, tmp_path)
 
 
 def expected(plainly: Plainly, ids: list[int], g: Tensor, k: int) -> Tensor:
