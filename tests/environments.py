@@ -87,8 +87,8 @@ def make(name: str) -> Path:
                 call("npm", "install", "--prefix", folder, *packages)
             else:
                 call(sys.executable, "-m", "venv", "--without-pip", folder)
-                own = folder / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
-                (own / "borrowed.pth").write_text(lent)
+                own = sysconfig.get_path("purelib", "venv", {"base": str(folder)})
+                Path(own, "borrowed.pth").write_text(lent)
                 python = folder / "bin" / "python"
                 install = sys.executable, "-m", "pip", "--python", python, "install", "-q"
                 if alone:
