@@ -1,11 +1,11 @@
 """Environments of their own for the programs that draftsmith is tried with, or inside of.
 
 `python -m tests.environments` makes them all, as .ci/run does; a test makes its own. They stay in
-$DRAFTSMITH_CLIENTS, by default a folder in draftsmith's cache. draftsmith is in none of them, so
-that checkouts share them; `beside` lends it.
+$DRAFTSMITH_CLIENTS, by default a folder in draftsmith's cache. draftsmith is in none of them;
+`beside` lends it.
 
 An installation of torch takes longer than the tests of most programs. Programs that need it borrow
-the packages of the environment that the tests run in, where their own are not other versions.
+the packages of the environment that the tests run in, except those they need in another version.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from draftsmith.storage import cache_folder
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
 PACKAGES = {
     "openai-2": (
         "openai==2.54.0",
@@ -58,6 +59,7 @@ PACKAGES = {
 
 BY_NPM = {"node", "codex"}
 BORROWING = {"guidellm", "heads", "ray", "vllm"}
+"""Those that need torch."""
 
 ALONE = {
     # speculators wants an older transformers, and does not need it.
@@ -87,8 +89,9 @@ def make(name: str) -> Path:
                 call("npm", "install", "--prefix", folder, *packages)
             else:
                 call(sys.executable, "-m", "venv", "--without-pip", folder)
-                own = sysconfig.get_path("purelib", "venv", {"base": str(folder)})
-                Path(own, "borrowed.pth").write_text(lent)
+                if lent:
+                    own = sysconfig.get_path("purelib", "venv", {"base": str(folder)})
+                    Path(own, "borrowed.pth").write_text(lent)
                 python = folder / "bin" / "python"
                 install = sys.executable, "-m", "pip", "--python", python, "install", "-q"
                 if alone:
