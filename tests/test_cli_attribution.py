@@ -177,7 +177,7 @@ def test_texts_of_an_answer_that_goes_on_a_text() -> None:
     engine = Engine.from_pretrained(tiny.model(), tokenizer=tokenizer, drafter="none")
     says = {"logit_bias": {tokenizer.convert_tokens_to_ids("▁a"): 1e4}, "max_new_tokens": 3}
     result = engine.generate("once upon", **says)
-    assert cli_run.answer_texts(engine, result) == [" a", " a", " a"]
+    assert result.token_texts() == [" a", " a", " a"]
     assert result.text == " a a a"
     ids = engine.generate(result.prompt_tokens, **says)
-    assert cli_run.answer_texts(engine, ids) == ["a", " a", " a"]
+    assert ids.token_texts() == ["a", " a", " a"]

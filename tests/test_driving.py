@@ -16,6 +16,7 @@ from torch import Tensor
 import tiny
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
+from draftsmith.model.load import load
 from heap import young_heap
 
 INTERRUPTED = """
@@ -134,6 +135,25 @@ def test_a_submitted_answer_may_be_cancelled_and_waited_for(engine: Engine) -> N
     assert repr(handle) == "Handle(cancelled)"
     assert result.tokens == [first.token, *(piece.token for piece in handle)]
     assert not engine.resources.admitted
+
+
+def test_a_model_that_is_moved_does_not_end_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second request is accepted before the model is moved, and added after it."""
+    model = load(tiny.model(), tiny.tokenizer())
+    engine, others = Engine(model, drafter="none"), list[Any]()
+
+    def move(_ids: Tensor, logits: Tensor) -> Tensor:
+        if not others:
+            others.append(engine.submit("a fox", max_new_tokens=4))
+            monkeypatch.setattr(type(model), "moved", "the model was moved")
+        return logits
+
+    engine.submit("the quick", max_new_tokens=4, processors=[move]).result()
+    found = others[0].result().tokens
+    with pytest.raises(OptionError, match="was moved"):
+        engine.submit("a fox", max_new_tokens=4)
+    monkeypatch.undo()
+    assert engine.submit("a fox", max_new_tokens=4).result().tokens == found
 
 
 @young_heap()

@@ -468,6 +468,9 @@ def test_processors_come_in_the_order_of_transformers(monkeypatch: pytest.Monkey
     [
         ({"top_h": 0.4}, ["top_h=0.4 is not applied; pass processors=…"]),
         ({"encoder_repetition_penalty": 1.3}, ["encoder_repetition_penalty=1.3 is not applied"]),
+        ({"forced_eos_token_id": 1}, ["forced_eos_token_id=1 is not applied"]),
+        ({"forced_bos_token_id": 0, "max_time": 1.0}, ["forced_bos_token_id=0", "max_time=1.0"]),
+        ({"typical_p": 1.0, "num_beams": 1, "epsilon_cutoff": 0.0}, []),
         ({"max_length": 64}, []),  # `max_new_tokens` always limits the answer instead
     ],
     ids=str,

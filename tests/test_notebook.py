@@ -51,6 +51,19 @@ def test_a_result_shows_its_text_and_who_guessed_it(tokenizer: bool) -> None:
     assert page.count("<span ") == (len(guessed) if tokenizer else 0) + len({*guessed})
 
 
+def test_a_result_shows_no_text_after_a_stop_string() -> None:
+    tokenizer = tiny.tokenizer()
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tokenizer)
+    whole = engine.generate("the quick", max_new_tokens=12)
+    stop = whole.text[4:6]
+    result = engine.generate("the quick", max_new_tokens=12, stop=stop)
+    assert result.text == whole.text[: whole.text.index(stop)]
+    assert "".join(result.token_texts()) == result.text
+    shown = unescape(re.sub(r"<[^>]+>", "", result._repr_html_()))
+    assert shown.startswith(result.text)
+    assert stop not in shown.split(f"{len(result.tokens)} tokens in")[0][len(result.text) :]
+
+
 def test_progress_shows_a_bar_of_answers(capsys: pytest.CaptureFixture[str]) -> None:
     engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
     plain = engine.generate(["the", "a fox"], max_new_tokens=4)

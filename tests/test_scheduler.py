@@ -72,6 +72,10 @@ class Driver(Scheduler):
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine.resources)
 
+    def add(self, sequence: TextSequence) -> None:
+        self.resources.check(sequence)
+        super().add(sequence)
+
     def step(self) -> list[TextSequence]:
         served = super().step()
         for sequence in served:

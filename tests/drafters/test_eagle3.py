@@ -276,6 +276,9 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     refuse(head(extra), model, "tensor 'layers.0.gate.weight' is not known", unsupported)
     less = {name: t for name, t in tensors.items() if "hidden_norm" not in name}
     refuse(head(less), model, "'layers.0.hidden_norm.weight' should have .* is missing")
+    for name, value in {"eagle_aux_hidden_state_layer_ids": 5, "target_hidden_size": "64"}.items():
+        refuse(head(tensors, **{"layer_ids": None, name: value}), model, f"{name} in its config")
+    refuse(head(tensors, transformer_layer_config=None), model, "describes no layer")
     refuse(head(tensors, norm_before_fc=True), model, "'input_norm.weight' should have")
     refuse(head(tensors, layer_ids=(1, 3, 6)), model, "layer=6", OptionError)
     refuse(head(tensors, speculators_model_type="medusa"), model, "no EAGLE-3 head", unsupported)

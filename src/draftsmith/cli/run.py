@@ -195,7 +195,7 @@ def run(
                     results.append(stream.result)
                     printer.end()
                     if attribution.attribute and not as_json:
-                        show_copies(engine, stream.result)
+                        show_copies(stream.result)
             if not as_json:
                 say_end(engine, stream.result, before)
             if "seed" in options:
@@ -213,7 +213,7 @@ def run(
                     "dtype": engine.model.dtype_name,
                     "device": str(engine.model.device),
                     "drafter": str(engine.drafter),
-                    "answers": [record(engine, result) for result in results],
+                    "answers": [record(result) for result in results],
                     "notices": [*dict.fromkeys(chain(engine.notices, *of_results))],
                     "error": failure,
                 }
@@ -235,11 +235,11 @@ def room_for_edit(engine: Engine, before: str) -> int:
     return len(encode(engine.model.tokenizer, before)) * 5 // 4 + 128
 
 
-def record(engine: Engine, result: GenerationResult) -> dict[str, Any]:
+def record(result: GenerationResult) -> dict[str, Any]:
     """Return the output of `--json`; positions of copies count from the begin of the prompt."""
     copies = [
         {"output": list(copy.output), "source": list(copy.source), "text": text}
-        for text, copy in stretches(engine, result)
+        for text, copy in stretches(result)
         if copy is not None
     ]
     return {
@@ -252,22 +252,11 @@ def record(engine: Engine, result: GenerationResult) -> dict[str, Any]:
     }
 
 
-def answer_texts(engine: Engine, result: GenerationResult) -> list[str]:
-    """The text of each token of the answer, cut where the answer was cut at a stop string."""
-    from draftsmith.text.tokenizer import token_texts
-
-    texts, left = [], len(result.text)
-    for text in token_texts(engine.model.tokenizer, result.tokens, preceding=result.preceding):
-        texts.append(text[:left])
-        left -= len(texts[-1])
-    return texts
-
-
-def show_copies(engine: Engine, result: GenerationResult) -> None:
+def show_copies(result: GenerationResult) -> None:
     """Print an answer with its copies marked, and on stderr how much of it they are."""
     console, colours, parts = stdout(), cycle(COLOURS), list[tuple[str, str]]()
     spans = copied = 0
-    for text, copy in stretches(engine, result):
+    for text, copy in stretches(result):
         shown = visible(text) if console.is_terminal else text
         if copy is None:
             parts.append((shown, ""))
@@ -294,9 +283,9 @@ def show_copies(engine: Engine, result: GenerationResult) -> None:
     )
 
 
-def stretches(engine: Engine, result: GenerationResult) -> Iterator[tuple[str, Copy | None]]:
+def stretches(result: GenerationResult) -> Iterator[tuple[str, Copy | None]]:
     """The answer in order: (text, the copy that it is)."""
-    texts, at = answer_texts(engine, result), 0
+    texts, at = result.token_texts(), 0
     for copy in result.copies():
         start, end = (position - len(result.prompt_tokens) for position in copy.output)
         yield "".join(texts[at:start]), None
@@ -313,5 +302,5 @@ def html_page(engine: Engine, results: list[GenerationResult]) -> str:
     answers = []
     for result in results:
         prompt = token_texts(engine.model.tokenizer, result.prompt_tokens, special=True)
-        answers.append(Answer(prompt, answer_texts(engine, result), result.copies()))
+        answers.append(Answer(prompt, result.token_texts(), result.copies()))
     return page(answers, short(engine.model.name), str(engine.drafter))

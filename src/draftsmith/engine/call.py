@@ -58,6 +58,7 @@ class Call(AbstractContextManager["Call"]):
             self._scheduler = Scheduler(self._resources)
             self._started()
             for sequence in self.sequences:
+                self._resources.check(sequence)
                 self._scheduler.add(sequence)
         for sequence in self._scheduler.step():
             sequence.book()

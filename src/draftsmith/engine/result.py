@@ -45,6 +45,17 @@ class GenerationResult:
     tokenizer: Any = field(default=None, compare=False)
     """Tokenizer that decoded `tokens`; None if the model was loaded without one."""
 
+    def token_texts(self) -> list[str]:
+        """Return the text that each token adds; joined, they are `text`.
+
+        Raises LoadError without a tokenizer.
+        """
+        texts, left = list[str](), len(self.text)
+        for text in token_texts(self.tokenizer, self.tokens, preceding=self.preceding):
+            texts.append(text[:left])  # a stop string ends the text within a token
+            left -= len(texts[-1])
+        return texts
+
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else f"{self.text[:59]}…"
         return (
@@ -58,9 +69,7 @@ class GenerationResult:
 
         Colors are translucent, so that they suit a light page and a dark one.
         """
-        texts = [self.text]
-        if self.tokenizer is not None:
-            texts = token_texts(self.tokenizer, self.tokens, preceding=self.preceding)
+        texts = [self.text] if self.tokenizer is None else self.token_texts()
         names = [name for name in dict.fromkeys(self.sources) if name != TARGET]
         colors = {name: _COLORS[i % len(_COLORS)] for i, name in enumerate(names)}
 

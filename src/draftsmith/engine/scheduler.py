@@ -45,8 +45,7 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def add(self, sequence: TextSequence) -> None:
-        """Queue a sequence; raise OptionError if it needs more memory than there is."""
-        self.resources.check(sequence)
+        """Queue a sequence, which `Resources.check` has let pass."""
         if not sequence.finished:
             self.waiting.append(sequence)
 

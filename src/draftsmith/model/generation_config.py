@@ -20,24 +20,25 @@ _INHERITED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "m
               "max_new_tokens", "stop_strings")  # fmt: skip
 """Settings that are the defaults of a call's options."""
 
-_NOT_APPLIED = (
-    "top_h",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "exponential_decay_length_penalty",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "encoder_repetition_penalty",
-    "encoder_no_repeat_ngram_size",
-    "guidance_scale",
-    "watermarking_config",
-    "num_beams",
-    "penalty_alpha",
-    "dola_layers",
-    "max_time",
-)
-"""Settings that change the result of `generate` and that our engine does not implement."""
+_NOT_APPLIED = {
+    "top_h": None,
+    "typical_p": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "exponential_decay_length_penalty": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "encoder_repetition_penalty": 1,
+    "encoder_no_repeat_ngram_size": 0,
+    "guidance_scale": 1,
+    "watermarking_config": None,
+    "num_beams": 1,
+    "penalty_alpha": 0,
+    "dola_layers": None,
+    "max_time": None,
+}
+"""Settings that change the result of `generate` and that our engine does not implement, with the
+values that change nothing."""
 
 
 def given(config: Any) -> dict[str, Any]:
@@ -89,6 +90,6 @@ def not_applied(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(
         f"generation_config.{name}={settings[name]!r} is not applied; "
         "pass processors=…, or use accelerate(model)"
-        for name in _NOT_APPLIED
-        if settings.get(name) not in (None, 1, 1.0, 0.0)
+        for name, neutral in _NOT_APPLIED.items()
+        if settings.get(name) not in (None, neutral)
     )

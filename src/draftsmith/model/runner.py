@@ -33,7 +33,7 @@ _MOST_PENDING = 16
 def new_cost(loaded: LoadedModel) -> CostCurve:
     """Return a curve for the passes of a model, without measurements."""
     cold = loaded.device.type != "cpu"
-    if loaded.store == "static":
+    if loaded.store == "static" and loaded.exact is None:
         return CostCurve([width - 1 for width in WIDTHS if width > 1], cold, padded=True)
     return CostCurve(cold=cold)
 

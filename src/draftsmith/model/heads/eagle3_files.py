@@ -35,7 +35,8 @@ _IGNORED = {
     "transformer_layer_config", "transformers_version", "use_aux_hidden_state", "use_cache",
 }  # fmt: skip
 """Fields that are read otherwise, or say nothing about what is computed."""
-_OWN = {"draft_vocab_size", "eagle_aux_hidden_state_layer_ids", "target_hidden_size", *FLAGS}
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_OWN = {"draft_vocab_size", _LAYER_IDS, "target_hidden_size", *FLAGS}
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _UNUSED = ("t2d", "verifier_lm_head.weight", "verifier_norm.weight")
 """Tensors that only training needs, or that others say as well."""
@@ -79,15 +80,14 @@ def read(source: str) -> HeadFiles:
     flags = {name: bool(fields.get(name)) for name in FLAGS}
     if flags["norm_before_fc"] and flags["fc_norm"]:
         raise UnsupportedError(f"{source}: norm_before_fc and fc_norm exclude each other")
-    ids = fields.get("eagle_aux_hidden_state_layer_ids")
-    return HeadFiles(
-        files.config,
-        _layer_config(fields, len(layers), source),
-        None if ids is None else tuple(int(i) for i in ids),
-        int(fields.get("target_hidden_size") or fields["hidden_size"]),
-        flags,
-        tensors,
-    )
+    layer = _layer_config(fields, len(layers), source)
+    ids, width = fields.get(_LAYER_IDS), fields.get("target_hidden_size") or layer.hidden_size
+    if not (ids is None or (isinstance(ids, list) and all(isinstance(i, int) for i in ids))):
+        raise LoadError(f"{source}: {_LAYER_IDS} in its config.json should be a list of numbers")
+    if not isinstance(width, int):
+        raise LoadError(f"{source}: target_hidden_size in its config.json should be a number")
+    layer_ids = None if ids is None else tuple(ids)
+    return HeadFiles(files.config, layer, layer_ids, width, flags, tensors)
 
 
 def _flat(config: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -99,11 +99,13 @@ def _flat(config: Mapping[str, Any], source: str) -> dict[str, Any]:
             f"{source} is no EAGLE-3 head: neither speculators_model_type nor architectures in its "
             "config.json name one"
         )
-    own = dict(config.get("eagle_config") or {})
-    fields = {**dict(config.get("transformer_layer_config") or {}), **own}
+    layer, own = (config.get(name) or {} for name in ("transformer_layer_config", "eagle_config"))
+    if not (isinstance(layer, dict) and isinstance(own, dict)) or (kind and not layer):
+        raise LoadError(f"{source}: its config.json describes no layer")
+    fields = {**layer, **own}
     fields |= {name: value for name, value in config.items() if value is not None}
     if kind is not None:
-        fields["model_type"] = dict(config["transformer_layer_config"]).get("model_type", "llama")
+        fields["model_type"] = layer.get("model_type", "llama")
     if fields.get("use_aux_hidden_state") is False:
         raise UnsupportedError(f"{source}: use_aux_hidden_state=False, as of EAGLE-1, is not known")
     known = _IGNORED | _OWN | LlamaConfig().to_dict().keys() | Qwen3Config().to_dict().keys()
