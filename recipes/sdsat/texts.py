@@ -1,8 +1,8 @@
 """Texts for training and measuring: `python texts.py --corpora CORPORA --out TEXTS`.
 
 Code as it is, and edits in the built-in model's chat template. `CORPORA` has the folders `code/`
-and `edits/` described in `recipes/builtin/README.md`. The repositories that measure the built-in
-model are held out.
+and `edits/` with a file REPOSITORY.jsonl.xz for each repository. Its lines have `path` and `text`, or
+`path`, `message`, `before` and `after`. Repositories that measure the built-in model are held out.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "builtin"))
-import common
-
 from draftsmith import builtin
+from draftsmith.storage import open_text
+
+MEASURED = ("pallets+flask", "TheAlgorithms+Python")
+"""Repositories that the built-in models were not trained on."""
 
 SHORT = 1500
 """Most characters of an edited file, so that question and answer fit into a sequence."""
@@ -32,8 +33,16 @@ def edits(row: dict[str, str]) -> str | None:
     if max(len(row["before"]), len(row["after"])) > SHORT:
         return None
     [asked] = builtin.edit_messages(row["path"], row["message"], row["before"])
-    answer = f"{common.ASSISTANT}{common.FILE}{row['after']}{common.END}"
-    return f"{common.USER}{asked['content']}{common.END}{answer}"
+    answer = f"<|assistant|><|file|>{row['after']}<|end|>"
+    return f"<|user|>{asked['content']}<|end|>{answer}"
+
+
+def rows(folder: Path, *, measured: bool) -> Iterator[dict[str, str]]:
+    """Yield the rows of all repositories that measure the built-in models, or of all others."""
+    for path in sorted(folder.glob("*.jsonl.xz")):
+        if (path.name.removesuffix(".jsonl.xz") in MEASURED) == measured:
+            with open_text(path) as lines:
+                yield from map(json.loads, lines)
 
 
 def write(path: Path, shuffled: list[str], characters: int) -> None:
@@ -54,8 +63,8 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     for kind in (code, edits):
         for prefix, measured, characters in (("", False, 2_000_000), ("held_out_", True, 70_000)):
-            rows = common.read_rows(args.corpora, kind.__name__, measured=measured)
-            texts = [text for row in rows if (text := kind(row)) is not None]
+            found = rows(args.corpora / kind.__name__, measured=measured)
+            texts = [text for row in found if (text := kind(row)) is not None]
             write(args.out / f"{prefix}{kind.__name__}.jsonl", texts, characters)
 
 
