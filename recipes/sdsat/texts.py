@@ -1,8 +1,9 @@
 """Texts for training and measuring: `python texts.py --corpora CORPORA --out TEXTS`.
 
 Code as it is, and edits in the built-in model's chat template. `CORPORA` has the folders `code/`
-and `edits/` with a file REPOSITORY.jsonl.xz for each repository. Its lines have `path` and `text`, or
-`path`, `message`, `before` and `after`. Repositories that measure the built-in model are held out.
+and `edits/` with a file REPOSITORY.jsonl.xz for each repository. Its lines have `path` and `text`,
+or `path`, `message`, `before` and `after`. Repositories that measure the built-in model are held
+out.
 """
 
 from __future__ import annotations

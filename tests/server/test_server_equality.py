@@ -98,7 +98,6 @@ def plain_answers(requests: int) -> list[Told]:
 @pytest.mark.parametrize(("requests", "drafter"), [
     (24, "auto"),
     (24, "auto(head=eagle3(model=HEAD))"),
-    pytest.param(100, "auto", marks=SLOW),
     pytest.param(50, "eagle3(model=HEAD)", marks=SLOW),
 ])  # fmt: skip
 def test_every_answer_is_the_one_it_has_alone(requests: int, drafter: str, tmp_path: Path) -> None:

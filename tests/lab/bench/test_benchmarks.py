@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import checkouts, gpu, head_calibration, shared
+from benchmarks import checkouts, gpu, shared
 from benchmarks.gpu import checks
 from benchmarks.lookup import measured_cost
 from benchmarks.shared import Options
@@ -90,26 +90,6 @@ def test_a_cost_is_measured_again_for_another_model(tmp_path: Path) -> None:
     first, same, other = (measured_cost(model, tmp_path, quick=True) for model in models)
     assert first == same
     assert (first.model, other.model) == ("edit-1m", "edit-7m")
-
-
-def test_a_calibration_answers_with_each_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row, asked = SimpleNamespace(prompt_ids=[1], output_ids=[2]), list[bool]()
-
-    def answered(_: Any, drafter: Any, *__: Any) -> list[Any]:
-        asked.append(drafter.head is not None)
-        return [1, 1, []]
-
-    monkeypatch.setattr(shared, "plain_answers", lambda *_: [row])
-    for name, made in {"load": str, "Engine": str, "answered": answered}.items():
-        monkeypatch.setattr(head_calibration, name, lambda *given, made=made, **_: made(*given))
-    words = ["DATA", "--head", f"{tmp_path}/head", "--nodes", "6", "-o", f"{tmp_path}/out"]
-    for text, wanted in (("a", [False, True]), ("a", []), ("b", [True])):
-        source(tmp_path / "head", text)
-        asked.clear()
-        shared.run(head_calibration.parser(), head_calibration.measure, words)
-        assert asked == wanted
 
 
 def source(folder: Path, text: str) -> Path:
@@ -270,8 +250,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 TOYS: dict[str, tuple[str, list[str]]] = {
     "batch_cost": ("--models MODEL --dtypes float32", ["| 1 plain row, packed / alone |"]),
     "newcomer": ("--models MODEL --dtypes float32", ["MODEL, float32: slow / usual |"]),
-    "prefix_reuse": ("-m MODEL", ["| second of two that share 100 | 132 | 32 | 32 | 132 |",
-                                  "| turn 10 |"]),
     "under_load": ("--models MODEL",
                    ["| 2 | `none` |", "| 2 | `auto` |", "| 2 | `generate_batch` |"]),
     "server_load": ("--models MODEL --transformers /nowhere",
@@ -286,9 +264,6 @@ TOYS: dict[str, tuple[str, list[str]]] = {
                   ["| none | 2 | 2 |", "| auto | 2 | 2 |", "| 10/10 |"]),
     "head_quality": ("DATA -m MODEL", ["7 prompts, at most 6 nodes", "| no head |",
                                        "| right in 0.7 |"]),
-    "head_calibration": ("DATA -m MODEL --head HEAD",
-                         ["| 0.9 to 1 |", "| per pass | tokens | right at 1 |",
-                          "| with the head, 6 nodes |"]),
     "live_smollm2.head": ("DATA -m MODEL --dtypes float32 --head HEAD",
                           ["| all | 7 |", "- auto(head=eagle3(model=HEAD)) over auto: "]),
 }  # fmt: skip
