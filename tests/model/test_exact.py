@@ -280,7 +280,8 @@ def test_answers_in_half_precision_are_plain_ones(name: str) -> None:
 
 def test_nodes_with_positions_of_their_own_stay_within_a_window() -> None:
     """Those of `lookahead` leave out positions; none may be left without anything to see."""
-    ours = Engine(build("mistral", scale=0.15, sliding_window=8), exact=True)
+    windowed = build("mistral", scale=0.15, sliding_window=8).to(torch.bfloat16)
+    ours = Engine(windowed, exact=True)
     ids = prompt(30, seed=1) * 2
     plain = ours.generate(ids, drafter="none", max_new_tokens=30)
     found = ours.generate(ids, drafter="lookahead", budget=9, max_new_tokens=30)
