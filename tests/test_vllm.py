@@ -226,12 +226,13 @@ def test_the_cost_is_seconds_by_tokens() -> None:
     assert curve is not None
     assert curve.relative(8) == pytest.approx(1.2)
     assert options().curve() is None
-    for wrong in (
+    for other in (
         {"8": 1.0}, {"x": 1.0, "0": 1.0}, [1.0], {"0": "a"}, {"0": None}, {"0": 10**400},
     ):  # fmt: skip
         with pytest.raises(OptionError, match='"0" included'):
-            options(cost=wrong).curve()
-    for tokens, spent in (("0", 0), ("4", -0.01), ("0", float("inf")), ("4", float("nan"))):
+            options(cost=other).curve()
+    wrong = [("0", 0), ("4", -0.01), ("0", float("inf")), ("4", float("nan")), ("-4", 0.02)]
+    for tokens, spent in wrong:
         cost = {"0": 0.01, "4": 0.02} | {tokens: spent}
         with pytest.raises(OptionError, match=f"got {float(spent)} for {tokens} draft tokens"):
             options(cost=cost).curve()

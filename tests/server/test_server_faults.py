@@ -21,6 +21,7 @@ from draftsmith.core.drafter import Context
 from draftsmith.engine import scheduler as scheduling
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
+from draftsmith.server import create_app
 from draftsmith.server.api import Api
 from draftsmith.server.keys import Keys
 from draftsmith.server.refusals import Refusal
@@ -351,6 +352,17 @@ def test_only_known_keys_are_served() -> None:
         assert client.get("/metrics").status_code == 401
 
 
+def test_keys_that_a_program_gives_are_checked() -> None:
+    """An empty one would open the server to requests without a key."""
+    for wrong in ([""], ["one", " "], "", [None]):
+        with pytest.raises(OptionError, match="keys must be non-empty strings"):
+            create_app(engine(), keys=wrong)
+    keys = Keys("secret")
+    assert keys.salt("secret")
+    with pytest.raises(Refusal):
+        keys.salt("s")
+
+
 def test_keys_do_not_share_what_is_kept() -> None:
     body = {"prompt": "the quick brown fox jumps over the lazy dog " * 4, "max_tokens": 2}
 
@@ -391,11 +403,12 @@ def test_pages_of_others_may_ask_only_where_they_are_named() -> None:
     headers = {"Origin": "https://example.org"}
     with client_of(api_of()) as client:
         assert "access-control-allow-origin" not in client.get("/health", headers=headers).headers
-    with client_of(api_of(cors=("https://example.org",))) as client:
-        told = client.get("/health", headers=headers).headers
-        assert told["access-control-allow-origin"] == "https://example.org"
-        other = client.get("/health", headers={"Origin": "https://example.com"}).headers
-        assert "access-control-allow-origin" not in other
+    for cors in (("https://example.org",), "https://example.org"):
+        with client_of(api_of(cors=cors)) as client:
+            told = client.get("/health", headers=headers).headers
+            assert told["access-control-allow-origin"] == "https://example.org"
+            other = client.get("/health", headers={"Origin": "https://example.com"}).headers
+            assert "access-control-allow-origin" not in other
 
 
 def test_settings_that_cannot_work_are_refused() -> None:

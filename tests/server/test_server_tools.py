@@ -31,6 +31,8 @@ from draftsmith.engine.sequence import Piece
 from draftsmith.model.load import load
 from draftsmith.server.calls.source import TextPart
 from draftsmith.server.reader import Reader
+from draftsmith.server.schema import ChatRequest
+from draftsmith.server.tools import forced_call
 
 NAMES = ["add", "look_up"]
 TOOLS = [
@@ -60,6 +62,21 @@ def test_what_is_no_json_no_text_or_no_call_stays_text(family: Any, text: str) -
         reader = Reader(family, dict.fromkeys(NAMES))
         parts = [text[at : at + size] for at in range(0, len(text), size)]
         assert parsed(reader, parts) == [TextPart(text)]
+
+
+def test_references_of_a_forced_call_are_moved_but_not_its_values() -> None:
+    """A schema for a call is a part of a larger one; "$ref" in a value is no reference."""
+    value = {"$ref": "#/x"}
+    leaf = {"anyOf": [{"const": value}, {"$ref": "#/$defs/leaf"}], "default": value}
+    schema = {"properties": {"const": leaf, "$ref": {"enum": [value]}}, "$defs": {"leaf": {}}}
+    tool = {"type": "function", "function": {"name": "add", "parameters": schema}}
+    body = ChatRequest.model_validate(ASK | {"tools": [tool], "tool_choice": "required"})
+    grammar = forced_call(body.tools, body)
+    assert grammar is not None
+    moved = json.loads(grammar.text)["anyOf"][0]["properties"]["arguments"]
+    there = {"$ref": "#/anyOf/0/properties/arguments/$defs/leaf"}
+    leaf |= {"anyOf": [{"const": value}, there]}
+    assert moved == schema | {"properties": {"const": leaf, "$ref": {"enum": [value]}}}
 
 
 def test_text_before_a_call_does_not_wait_for_it() -> None:

@@ -91,10 +91,10 @@ class Options:
                 f'{{"0": 0.020, "4": 0.021, "8": 0.024}}, got {self.cost!r}'
             ) from error
         for tokens, spent in seconds.items():
-            if not 0 < spent < inf:
+            if tokens < 0 or not 0 < spent < inf:
                 raise OptionError(
-                    f"cost must have positive, finite seconds, got {spent} for {tokens} draft "
-                    f"tokens in {self.cost!r}"
+                    "cost must map numbers of draft tokens to positive, finite seconds, got "
+                    f"{spent} for {tokens} draft tokens in {self.cost!r}"
                 )
         return RecordedCost(seconds)
 

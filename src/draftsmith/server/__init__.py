@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def create_app(engine: Engine, *, keys: Iterable[str] = (), **settings: Any) -> FastAPI:
     """Return the endpoints of `draftsmith serve` as an ASGI application, to mount in another one.
 
-    `keys`: accepted API keys; if empty, requests need no key. `settings`: options of the command
-    under the same names, such as `name`, `queue` or `max_output`; times in seconds, sizes in bytes.
-    `host`, `port` and `drain` are not accepted, because another program listens. The application
-    does not close the engine. Raises OptionError for an invalid setting, UnknownName for an unknown
-    one.
+    `keys`: one or several API keys; without any, requests need none. `settings`: options of the
+    command under the same names, such as `name`, `queue` or `max_output`; times in seconds, sizes
+    in bytes. `host`, `port` and `drain` are not accepted, because another program listens. The
+    application does not close the engine. Raises OptionError for an invalid setting or key,
+    UnknownName for an unknown setting.
     """
     from draftsmith.model.loaded import last_part  # slow imports, not needed for --help
     from draftsmith.server.api import Api

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import draftsmith
-from draftsmith.errors import DraftsmithError, first_line
+from draftsmith.errors import DraftsmithError, LoadError, first_line
 from draftsmith.server import messages, page, reference, responses
 from draftsmith.server.api import Api, Arrival, log
 from draftsmith.server.ignored import HEADER, Ignored
@@ -30,7 +30,7 @@ from draftsmith.server.schema import (
     ResponsesRequest,
     TokenizeRequest,
 )
-from draftsmith.text.tokenizer import OPENING, decode, encode, render_chat
+from draftsmith.text.tokenizer import NO_TOKENIZER, OPENING, decode, encode, render_chat
 
 
 class BodyLimit:
@@ -190,6 +190,8 @@ def application(api: Api) -> FastAPI:
         size = api.engine.model.vocab_size
         if wrong := [i for i in body.tokens if not 0 <= i < size]:
             raise Refusal(f"token id {wrong[0]} is outside 0…{size - 1}", param="tokens")
+        if api.tokenizer is None:
+            raise LoadError(NO_TOKENIZER.format(what="tokens cannot be turned into text"))
         return {"prompt": decode(api.tokenizer, body.tokens, special=True)}
 
     return app

@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from draftsmith.errors import LoadError
+from draftsmith.errors import LoadError, OptionError
 from draftsmith.server.refusals import Refusal
 from draftsmith.storage import expanded
 
@@ -18,6 +18,10 @@ class Keys:
     """The accepted API keys. If there are none, all requests are accepted."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
+        """`keys`: a string is one key. Raises OptionError for a key without characters."""
+        keys = [keys] if isinstance(keys, str) else [*keys]
+        if wrong := [key for key in keys if not isinstance(key, str) or not key.strip()]:
+            raise OptionError(f"keys must be non-empty strings, got {wrong[0]!r}")
         self._digests = [
             _digest(key.encode(errors="surrogateescape")) for key in dict.fromkeys(keys)
         ]

@@ -105,5 +105,5 @@ def renaming(fields: Mapping[str, str]) -> Iterator[None]:
         name = refusal.param or ""
         if name in fields:
             refusal.param = fields[name]
-            refusal.args = (str(refusal).replace(name, refusal.param),)
+            refusal.args = (re.sub(rf"\b{name}\b", refusal.param, str(refusal), count=1),)
         raise refusal from None

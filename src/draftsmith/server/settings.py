@@ -71,6 +71,8 @@ class Settings:
             elif isinstance(option.default, bool):
                 value = switch(option.name, value)
             object.__setattr__(self, option.name, value)
+        if isinstance(self.cors, str):
+            object.__setattr__(self, "cors", (self.cors,))
         if self.tool_format is not None:
             from draftsmith.server.calls.formats import FORMATS  # which loads more than a --help
 
