@@ -1,7 +1,6 @@
 """Sampled answers against the target's exact distribution.
 
-    python -m benchmarks.sampled_distributions                   # ours, five minutes on two cores
-    python -m benchmarks.sampled_distributions --transformers    # its own assisted generation
+    python -m benchmarks.sampled_distributions     # five minutes on two cores
 
 Compares the first two tokens of answers of tiny models with tokenizers of their own
 (`benchmarks/toys.py`) with the distribution computed from the target alone. Answers continue for
@@ -12,8 +11,6 @@ variation.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from benchmarks import toys
@@ -29,8 +26,7 @@ HEADS = ("", "p by χ²", "total variation", "draws")
 
 def parser() -> Options:
     made = Options("sampled_distributions", __doc__)
-    made.add_argument("--transformers", action="store_true", help="its own generation instead")
-    made.add_size("--draws", 20_000, 1_000, "answers of each; of transformers a tenth")
+    made.add_size("--draws", 20_000, 1_000, "answers of each")
     return made
 
 
@@ -53,32 +49,11 @@ def drafters() -> dict[str, Drafter]:
     }
 
 
-def peers() -> dict[str, dict[str, Any]]:
-    """Return transformers' own ways of drafting for a sampling target."""
-    other = {"tokenizer": tokenizer("target"), "assistant_tokenizer": tokenizer("drafter")}
-    return {
-        "generate": {},
-        "prompt lookup": {"prompt_lookup_num_tokens": 3},
-        "assisted, same tokenizer": {"assistant_model": model("target", 2)},
-        "assisted, other tokenizer": {"assistant_model": model("drafter", 2)} | other,
-    }
-
-
 def measure(args: argparse.Namespace) -> Blocks:
-    arms: dict[str, Callable[[int], Any]] = {
-        name: partial(toys.drawn, drafter) for name, drafter in drafters().items()
-    }
-    draws = args.draws
-    if args.transformers:
-        args.name += ".transformers"
-        arms, draws = (
-            {name: partial(toys.theirs, given) for name, given in peers().items()},
-            draws // 10,
-        )
     exact, rows = toys.exact_distribution(model("target", 1), toys.prompt()), []
-    for name, draw in arms.items():
+    for name, drafter in drafters().items():
         try:
-            found = draw(draws)
+            found = toys.drawn(drafter, args.draws)
         except Exception as error:  # a crash is a finding, too
             rows.append([name, f"{type(error).__name__}: {str(error).splitlines()[0]}", "", ""])
             continue

@@ -129,15 +129,3 @@ def drawn(drafter: Drafter, draws: int) -> Counter[tuple[int, ...]]:
         results = engine.generate(prompt(), n=n, seed=start, **options)
         found.update(tuple(result.tokens[:2]) for result in results)
     return found
-
-
-def theirs(options: dict[str, Any], draws: int) -> Counter[tuple[int, ...]]:
-    """Count the first two tokens of `draws` answers of `model.generate`."""
-    ids, found = torch.tensor([prompt()]), Counter[tuple[int, ...]]()
-    options = options | {"attention_mask": torch.ones_like(ids), "max_new_tokens": LENGTH}
-    torch.manual_seed(0)
-    for _ in range(draws):
-        answer = model("target", 1).generate(ids, do_sample=True, top_k=0, **options)
-        new = answer[0, ids.shape[1] :].tolist()
-        found[tuple(new[: 1 if new[0] == 0 else 2])] += 1
-    return found
