@@ -6,17 +6,14 @@ Python of another one, where draftsmith need not be installed.
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import re
 import socket
 import subprocess
-import textwrap
 import time
 import urllib.error
 import urllib.request
-import zipfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -33,7 +30,6 @@ from tests.other_engine import replayed
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from draftsmith.core.stats import total
-from draftsmith.integrations.vllm import check
 from draftsmith.model.load import folder_of, read_tokenizer
 
 pytestmark = pytest.mark.external
@@ -382,26 +378,3 @@ def _answers(address: str) -> bool:
             return True
     except (urllib.error.URLError, ConnectionError):
         return False
-
-
-def test_wheels_are_known() -> None:
-    """Of other versions the source alone is looked at, as at every start."""
-    folder = os.environ.get("DRAFTSMITH_VLLM_WHEELS")
-    if not folder:
-        pytest.skip("DRAFTSMITH_VLLM_WHEELS names no folder with wheels of vLLM")
-    for wheel in sorted(Path(folder).glob("*.whl")):
-        version = wheel.name.split("-")[1]
-        with zipfile.ZipFile(wheel) as archive:
-            source = archive.read("vllm/v1/worker/gpu_model_runner.py").decode()
-        check(_method(source), version)
-
-
-def _method(source: str) -> str:
-    """The source of what the plugin wraps."""
-    found = next(
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef) and node.name == "propose_draft_token_ids"
-        and any(argument.arg == "scheduler_output" for argument in node.args.args)
-    )  # fmt: skip
-    return textwrap.dedent(ast.get_source_segment(source, found, padded=True) or "")
