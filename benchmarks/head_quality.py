@@ -25,6 +25,7 @@ from draftsmith import Engine
 from draftsmith.drafters.auto import NODE_COST, Auto
 from draftsmith.drafters.auto_head import PASS_COST
 from draftsmith.model.load import load
+from draftsmith.storage import digest
 
 HEADS = ("head", "tokens per pass", "nodes per pass", "the head's passes per pass",
          "tokens per cost")  # fmt: skip
@@ -59,13 +60,16 @@ def measure(args: argparse.Namespace) -> Blocks:
     every = [torch.cat(parts) for parts in zip(*(one[1:] for one in plain), strict=True)]
     heads: dict[str, Quality | None] = {"no head": None}
     heads |= {f"right in {share:g}": quality_for(share, *every) for share in args.shares}
-    engine = Engine(model)
+    engine, asked = Engine(model), [[one.row.prompt_ids, one.row.output_ids] for one in plain]
+    fitted = {name: quality and [args.model, digest(asked)] for name, quality in heads.items()}
     for nodes in args.nodes:
         lines = list[list[str]]()
         for name, quality in heads.items():
             found = [
                 args.results.recall(
-                    name, [one.row.prompt_ids, nodes], partial(counts, engine, one, nodes, quality)
+                    name,
+                    [args.model, one.row.prompt_ids, one.row.output_ids, nodes, fitted[name]],
+                    partial(counts, engine, one, nodes, quality),
                 )
                 for one in plain
             ]

@@ -149,6 +149,16 @@ def started(arm: str, model: str, args: argparse.Namespace, kind: type[Server] =
     return kind([str(word) for word in words], name, args.threads, log)
 
 
+def program(arm: str, model: str, args: argparse.Namespace) -> list[object]:
+    """Return the model of an arm and, of a peer, its file with size and time of change."""
+    given = {TRANSFORMERS: args.transformers, LLAMA: args.llama_server}.get(arm)
+    found = given and shutil.which(given)
+    if not found:
+        return [builtin.resolve(model), given]
+    about = (path := Path(found).resolve()).stat()
+    return [builtin.resolve(model), str(path), about.st_size, about.st_mtime_ns]
+
+
 def compare(
     args: argparse.Namespace,
     model: str,
@@ -162,7 +172,8 @@ def compare(
     `kind`: how a server is asked.
     """
     arms = {arm: partial(started, arm, model, args, kind) for arm in ARMS}
-    found = load.compare(args, title, arms, prompts, marked)
+    programs = {arm: program(arm, model, args) for arm in ARMS}
+    found = load.compare(args, title, arms, programs, prompts, marked)
     return load.block(title, found, HEADS, figures), load.slower(found)
 
 

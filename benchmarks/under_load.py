@@ -22,7 +22,7 @@ from transformers import GenerationConfig
 
 from benchmarks import load
 from benchmarks.shared import Blocks, Options, run
-from draftsmith import Engine
+from draftsmith import Engine, builtin
 from draftsmith.engine.request import end_ids
 from draftsmith.model import load as models
 from draftsmith.model.loaded import last_part
@@ -85,7 +85,8 @@ def measure(args: argparse.Namespace) -> Blocks:
         prompts = [render_chat(tokenizer, chat) for chat in chats]
         how = name, dtype, args.threads
         arms = {arm: partial(load.Worker, answering, arm, *how) for arm in ARMS}
-        found = load.compare(args, title, arms, prompts)
+        programs = dict.fromkeys(ARMS, builtin.resolve(name))
+        found = load.compare(args, title, arms, programs, prompts)
         broken |= load.slower(found)
         yield load.block(title, found, ["tokens/pass"], load.per_pass)
     return broken

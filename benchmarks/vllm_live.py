@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +70,9 @@ def measure(args: argparse.Namespace) -> Blocks:
     rows, plain = [], None
     for name, options in arms(args.width).items():
         llm = {
-            "model": args.folder,
-            "dtype": "float32",
-            "enforce_eager": True,
-            "seed": 0,
-            "max_model_len": 2048,
-            "max_num_seqs": 32,
-            "disable_log_stats": False,
-            **options,
-        }
+            "model": args.folder, "dtype": "float32", "enforce_eager": True, "seed": 0,
+            "max_model_len": 2048, "max_num_seqs": 32, "disable_log_stats": False, **options,
+        }  # fmt: skip
         job = {"llm": llm, "prompts": asked, "max_tokens": args.tokens, "one_process": True}
         try:
             found = args.results.recall(name, job, partial(session, job))
@@ -85,14 +80,14 @@ def measure(args: argparse.Namespace) -> Blocks:
             rows.append([name, f"{error}", *[""] * 4])
             continue
         answers, counts = found["answers"][0], found["metrics"]
-        plain = plain or answers
+        plain = answers if name == "plain" else plain
         drafted, accepted = (counts.get(f"vllm:spec_decode_num_{what}_tokens", 0)
                              for what in ("draft", "accepted"))  # fmt: skip
         passes = counts["vllm:generation_tokens"] - accepted
-        same = sum(a == b for a, b in zip(plain, answers, strict=True))
+        same = "" if plain is None else f"{sum(map(eq, plain, answers))} of {len(asked)}"
         figures = (f"{counts['vllm:generation_tokens'] / passes:.2f}", f"{drafted / passes:.2f}",
                    f"{1e6 * found['seconds'] / max(1, found.get('asked', 0)):.0f}")  # fmt: skip
-        rows.append([name, *figures, f"{found['wall']:.1f}", f"{same} of {len(asked)}"])
+        rows.append([name, *figures, f"{found['wall']:.1f}", same])
     yield table(HEADS, rows)
 
 

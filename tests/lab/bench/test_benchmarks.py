@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import checkouts, gpu, shared
+from benchmarks import checkouts, gpu, head_quality, servers, shared, simulated, vllm_live
+from benchmarks import load as load_of
 from benchmarks.gpu import checks
 from benchmarks.lookup import measured_cost
 from benchmarks.shared import Options
@@ -55,6 +56,15 @@ def test_a_promise_is_broken_by_the_upper_end_of_its_interval() -> None:
         ("slow", "**broken**"), ("fast", "kept"), ("free", ""),
     ]  # fmt: skip
     assert not shared.promised([fast])[1]
+
+
+def test_one_pair_has_no_interval() -> None:
+    assert shared.shown([1.0], [2.0]) == "0.500"
+    assert shared.shown([1.0, 1.0], [2.0, 2.0]) == "0.500 [0.500, 0.500]"
+    assert shared.promised([("slow", 1.2, lambda: [[3], [2]])])[1]
+    plain = {"tokens": 2, "seconds": 1.0}
+    assert not load_of.slower({1: [{"none": plain, "auto": plain}]})
+    assert load_of.slower({1: [{"none": plain, "auto": plain | {"seconds": 2.0}}]})
 
 
 def blocks(args: argparse.Namespace) -> Iterator[str]:
@@ -92,6 +102,49 @@ def test_a_cost_is_measured_again_for_another_model(tmp_path: Path) -> None:
     assert (first.model, other.model) == ("edit-1m", "edit-7m")
 
 
+def test_a_head_is_measured_again_if_it_was_fitted_on_other_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def counts(_engine: Any, _one: Any, _nodes: int, quality: Any) -> list[int]:
+        asked.append(quality is not None)
+        return [1, 1, 1, 1]
+
+    def of(row: Any, _model: Any) -> Any:
+        return simulated.Plain(row, torch.zeros(1), torch.zeros(1))
+
+    made = {"load": lambda *_, **__: SimpleNamespace(model=None), "Engine": str, "counts": counts,
+            "quality_for": lambda *_: simulated.Quality(1.0, 1.0),
+            "Plain": SimpleNamespace(of=of)}  # fmt: skip
+    for name, fake in made.items():
+        monkeypatch.setattr(head_quality, name, fake)
+    words = ["DATA", "--shares", "0.5", "--nodes", "6", "-o", f"{tmp_path}/out"]
+    for count, wanted in ((1, [False, True]), (1, []), (2, [False, True, True])):
+        rows = [SimpleNamespace(prompt_ids=[n], output_ids=[2]) for n in range(count)]
+        monkeypatch.setattr(shared, "plain_answers", lambda *_, rows=rows: rows)
+        asked.clear()
+        shared.run(head_quality.parser(), head_quality.measure, words)
+        assert sorted(asked) == wanted
+
+
+def test_without_plain_answers_none_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def session(job: dict[str, Any]) -> dict[str, Any]:
+        if "speculative_config" not in job["llm"]:
+            raise RuntimeError("it did not start")
+        counts = {"vllm:generation_tokens": 2}
+        return {"answers": [[[1, 2]]], "metrics": counts, "seconds": 1.0, "wall": 1.0}
+
+    monkeypatch.setattr(vllm_live, "session", session)
+    (prompts := tmp_path / "prompts.jsonl").write_text("[1]\n")
+    shared.run(vllm_live.parser(), vllm_live.measure, ["MODEL", f"{prompts}", "-o", f"{tmp_path}"])
+    page = (tmp_path / "vllm_live.md").read_text(encoding="utf-8")
+    assert "| plain | it did not start |" in page
+    assert " of 1 |" not in page
+
+
 def source(folder: Path, text: str) -> Path:
     (folder / "deep").mkdir(parents=True, exist_ok=True)
     (folder / "deep" / "code.py").write_text(text, encoding="utf-8")
@@ -112,6 +165,54 @@ def test_results_of_changed_code_are_measured_again(
         shared.run(Options("x", "What."), once, ["-o", str(tmp_path / "out")])
         assert (tmp_path / "out" / "x.md").read_text(encoding="utf-8").endswith(f"\n\n{text}\n")
     assert measured == ["a", "b"]
+
+
+class FakeArm:
+    """An arm that answers each prompt with one token."""
+
+    def __init__(self) -> None:
+        self.sleeper: Any = self
+
+    def ask(self, prompts: Any, *_: Any) -> list[load_of.Said]:
+        return [load_of.Said("a", 1, 1, 0.0, 1.0, 2.0) for _ in prompts]
+
+    def end(self) -> None: ...
+
+
+def test_results_of_another_model_or_peer_are_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def started(arm: str, model: str, *_: Any) -> FakeArm:
+        asked.append((arm, model))
+        return FakeArm()
+
+    def at_once(tasks: Any) -> Any:  # instead of processes in turns
+        return {sleeper: (task(), lambda moment: moment) for sleeper, task in tasks.items()}
+
+    monkeypatch.setattr(servers, "started", started)
+    monkeypatch.setattr(load_of, "side_by_side", at_once)
+    monkeypatch.setattr(servers, "ARMS", ("none", "auto", servers.LLAMA))
+    (peer := tmp_path / "peer").write_text("one")
+    peer.chmod(0o755)
+    args = argparse.Namespace(
+        at_once=[1], requests=1, rounds=1, peer_rounds=1, tokens=1, warm=1, prefixes=0,
+        transformers="", llama_server=str(peer), results=shared.Results(tmp_path / "x.jsonl"),
+    )  # fmt: skip
+
+    def measured(model: str) -> list[tuple[str, str]]:
+        asked.clear()
+        chats: list[Any] = [[{"role": "user", "content": "hello"}]]
+        servers.compare(args, model, "model, float32", chats, lambda _, chat: chat)
+        return [*asked]
+
+    arms = ("none", "auto", servers.LLAMA)
+    assert set(measured("a/model")) == {(arm, "a/model") for arm in arms}
+    assert measured("a/model") == []
+    assert set(measured("b/model")) == {(arm, "b/model") for arm in arms}
+    peer.write_text("another version")
+    assert measured("b/model") == [(servers.LLAMA, "b/model")]
 
 
 @pytest.mark.slow
