@@ -35,6 +35,7 @@ from draftsmith.integrations.transformers import DraftingNotice, accelerate
 from draftsmith.model import adaptive
 from draftsmith.testing import Scripted
 from failed_passes import FAILED_PASSES
+from tiers import slow_after
 
 PROMPT = [{"role": "user", "content": "the quick brown fox " * 3}]
 NEW = 12
@@ -176,9 +177,12 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
 """Options of the engine and of the call, what is broken, and what the error says."""
 
 
+PAIRS = [(fault, (ENTRIES * 2)[n + m]) for m in range(6) for n, fault in enumerate(FAULTS)]
+"""Each fault with each entry; the first six have every fault and every entry once."""
+
+
 @pytest.mark.failing_passes
-@pytest.mark.parametrize("entry", ENTRIES)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("fault", "entry"), slow_after(len(FAULTS), PAIRS))
 def test_e1_what_generate_raises_is_raised(fault: str, entry: Any) -> None:
     options, asked, breaks, said = FAULTS[fault]
     prompt = [{"role": "user", "content": "the quick brown fox " * (60 if asked else 3)}]

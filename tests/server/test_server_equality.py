@@ -21,7 +21,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
 from draftsmith.server.api import Api
 
-SLOW = pytest.mark.slow
+REQUESTS = 24
 
 Told = list[tuple[str, str]]
 """Text and end of each of a request's answers."""
@@ -91,20 +91,20 @@ def at_once(api: Api, asked: Sequence[dict[str, Any]]) -> list[Told]:
 
 
 @cache
-def plain_answers(requests: int) -> list[Told]:
-    return one_by_one(api_of(engine("none", max_batch=1, prefixes=0)), many(requests))
+def plain_answers() -> list[Told]:
+    return one_by_one(api_of(engine("none", max_batch=1, prefixes=0)), many(REQUESTS))
 
 
-@pytest.mark.parametrize(("requests", "drafter"), [
-    (24, "auto"),
-    (24, "auto(head=eagle3(model=HEAD))"),
-    pytest.param(50, "eagle3(model=HEAD)", marks=SLOW),
+@pytest.mark.parametrize("drafter", [
+    "auto",
+    "auto(head=eagle3(model=HEAD))",
+    pytest.param("eagle3(model=HEAD)", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_every_answer_is_the_one_it_has_alone(requests: int, drafter: str, tmp_path: Path) -> None:
+def test_every_answer_is_the_one_it_has_alone(drafter: str, tmp_path: Path) -> None:
     head = heads.random_head(64, len(tiny.tokenizer()), 60, reads=1)
     drafter = drafter.replace("HEAD", heads.save(tmp_path, head, layer_ids=(1,)))
-    api = api_of(engine(drafter, max_batch=8), queue=requests * 2)
-    assert at_once(api, many(requests)) == plain_answers(requests)
+    api = api_of(engine(drafter, max_batch=8), queue=REQUESTS * 2)
+    assert at_once(api, many(REQUESTS)) == plain_answers()
     source = drafter.partition("(")[0]
     assert f'model_name="tiny",source="{source}"' in api.metrics.text().decode()
 
