@@ -168,7 +168,7 @@ def test_an_argument_that_is_not_utf8(model: str) -> None:
     wrong = os.fsdecode(b"caf\xe9")
     assert "PROMPT is not UTF-8 text, from character 4" in fails(2, "run", "-m", model, wrong)
     assert "--stop is not UTF-8" in fails(2, "run", "-m", model, "hello", "--stop", wrong)
-    assert "TEXT is not UTF-8" in fails(2, "corpus", "query", "no-folder", wrong)
+    assert "FOLDER is not UTF-8" in fails(2, "corpus", "info", wrong)
 
 
 # --- run ---------------------------------------------------------------------------------------

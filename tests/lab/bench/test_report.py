@@ -128,6 +128,16 @@ def test_one_prompt_has_no_interval() -> None:
     assert made.as_dict()["speedup"] == {"value": 2.0, "low": None, "high": None}
 
 
+def test_a_prompt_without_plain_tokens_is_in_no_ratio() -> None:
+    """As one whose record has the limit 0."""
+    empty = [row(arm, 9, 0.1, output_ids=[]) for arm in SETTINGS["arms"]]
+    with_it, without = (
+        {s.arm: s for s in section(found).whole}["copyspec@8"] for found in (rows() + empty, rows())
+    )
+    assert with_it.macro_speedup == without.macro_speedup
+    assert with_it.speedup.value == without.speedup.value
+
+
 def test_runs_count_by_their_median() -> None:
     found = [row("none", 0, seconds, run=run) for run, seconds in enumerate((1.0, 9.0, 2.0))]
     assert paces(found) == {"s/0": (20, 2.0)}

@@ -167,6 +167,7 @@ def test_conversations(tmp_path: Path) -> None:
          ["a", "a"]),
         ([{"messages": [*asked, asked[0]], "output": "x"}] * 3, ["log/0", "log/1", "log/2"]),
         ([{"prompt": "x", "output": "y", "id": f"a/{i}"} for i in (1, 2)], ["a/1", "a/2"]),
+        ([{"prompt": "x", "output": "y", "id": None}] * 2, ["log/0", "log/1"]),
     ):  # fmt: skip
         assert [record.conversation for record in read(write(path, *lines)).records] == names
 

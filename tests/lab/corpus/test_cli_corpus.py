@@ -65,19 +65,6 @@ def test_info_tells_what_is_there_once_it_is_whole(built: Path, tmp_path: Path) 
     assert "tokens.bin is damaged" in fails("info", damaged)
 
 
-def test_query_shows_what_followed(built: Path) -> None:
-    result = call("query", built, "so: hello world, this is")
-    assert result.exit_code == 0, result.output
-    assert "occurs 1 time," in result.stdout
-    assert "' a test'" in result.stdout
-    found = json.loads(call("query", built, "so: hello world, this is", "--json").stdout)
-    assert found["occurrences"] == 1
-    assert found["continuations"] == [{"text": " a test", "begin": 1, "whole": 1}]
-    nothing = call("query", built, "}{")
-    assert nothing.exit_code == 0
-    assert "does not occur in the corpus" in nothing.stdout
-
-
 def test_errors_are_one_line(model: str, texts: Path, built: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     both = ("--keep", 5, "--no-filter")
@@ -88,7 +75,7 @@ def test_errors_are_one_line(model: str, texts: Path, built: Path, tmp_path: Pat
     keep = ("--keep", 5, "-o", built)
     assert "holds another corpus" in fails("build", "-m", model, "--texts", texts, *keep)
     assert "is not a corpus" in fails("info", tmp_path)
-    assert "there is no folder" in fails("query", new, "x")
+    assert "there is no folder" in fails("info", new)
 
 
 def test_ctrl_c_tells_how_to_go_on(

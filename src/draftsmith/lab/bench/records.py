@@ -80,8 +80,9 @@ def own_line(item: Mapping[str, Any], suite: str, number: int) -> list[Record]:
         raise Wrong(f"'max_new_tokens' is {limit}; give at least 0")
     if item.get("tools"):
         raise Wrong(TOOLS)
-    identity = str(item.get("id", f"{suite}/{number}"))
-    lone = "id" not in item or "turn" not in item
+    given = item.get("id")
+    identity = f"{suite}/{number}" if given is None else str(given)
+    lone = given is None or "turn" not in item
     output = _typed(item, "output", str)
     if output is None:
         output = _typed(item, "completion", str)

@@ -233,7 +233,7 @@ def without_nan(value: Any) -> Any:
 def _summary(rows: list[Generation], base: dict[str, Pace], suite: str | None) -> Summary:
     first = rows[0]
     own = paces(rows)
-    both = [(own[name], base[name]) for name in own if name in base]
+    both = [(own[name], base[name]) for name in own if name in base and base[name][0]]
     passes, tokens = sum(r.passes for r in rows), sum(len(r.output_ids) for r in rows)
     stats = [s for r in rows if (s := r.stats) is not None]
     whole = total(stats) if len(stats) == len(rows) else None

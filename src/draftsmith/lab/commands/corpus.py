@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
-from rich.text import Text
 
 from draftsmith import builtin
 from draftsmith.cli.commands import HELP
 from draftsmith.cli.loading import bar, load_model, load_tokenizer
-from draftsmith.cli.options import Count, Json, MachineOptions, NewFolder
-from draftsmith.cli.render import facts_table, plain_table, plural, visible
+from draftsmith.cli.options import Json, MachineOptions, NewFolder
+from draftsmith.cli.render import facts_table
 from draftsmith.cli.report import note, print_json, stdout
 from draftsmith.lab.corpus.plan import CorpusPlan
 
@@ -65,71 +64,6 @@ def info(folder: Folder, /, *, json_: Json = False) -> None:
     _show(folder, Datastore.open(folder).header, json_)
 
 
-def query(
-    folder: Folder,
-    text: Annotated[str, Parameter(help="What is looked up: its last tokens.")],
-    /,
-    *,
-    model: Annotated[
-        str | None,
-        Parameter(
-            alias="-m",
-            show_default="the corpus's",
-            help="The model of the tokenizer: a Hugging Face hub id or a folder.",
-        ),
-    ] = None,
-    most: Annotated[Count, Parameter(help="Continuations to show, best first.")] = 8,
-    json_: Json = False,
-) -> None:
-    """Show what followed the end of a text in a corpus.
-
-    Example
-
-    draftsmith corpus query chats.corpus "How can I"
-    """
-    from draftsmith.drafters.corpus.datastore import Datastore
-
-    store = Datastore.open(folder, verify=False)
-    from draftsmith.text.tokenizer import decode, encode
-    from draftsmith.text.vocab import fingerprint
-
-    tokenizer = load_tokenizer(model or store.header.model)
-    store.header.check_vocabulary(fingerprint(tokenizer), folder)
-    ids = encode(tokenizer, text)
-    match = store.find(ids)
-    found: dict[str, Any]
-    if match is None:
-        found = {"matched": "", "tokens": 0, "occurrences": 0, "counted": 0, "continuations": []}
-    else:
-        trie = store.trie(match)
-        found = {
-            "matched": decode(tokenizer, ids[-match.length :]),
-            "tokens": match.length,
-            "occurrences": match.count,
-            "counted": len(trie.paths),
-            "continuations": [
-                {
-                    "text": decode(tokenizer, trie.tokens[path].tolist()),
-                    "begin": int(trie.weights[path[0]]),
-                    "whole": int(trie.weights[path[-1]]),
-                }
-                for path in trie.best(most)
-            ],
-        }
-    if json_:
-        print_json(found)
-        return
-    if match is None:
-        stdout().print("the end of this text does not occur in the corpus")
-        return
-    table = plain_table("continuation", "first token", "whole", header=True)
-    for one in found["continuations"]:
-        table.add_row(Text(visible(repr(one["text"]))), str(one["begin"]), str(one["whole"]))
-    tokens, times = plural(match.length, "token"), plural(match.count, "time")
-    title = f"{found['matched']!r} ({tokens}) occurs {times}, {found['counted']} counted"
-    stdout().print(Text(title, "italic"), table, sep="\n")
-
-
 def _show(folder: Path, header: Header, json_: bool) -> None:
     if json_:
         print_json(asdict(header))
@@ -148,5 +82,5 @@ def _show(folder: Path, header: Header, json_: bool) -> None:
 
 
 app = App(name="corpus", help=HELP["corpus"])
-for command in (build, info, query):
+for command in (build, info):
     app.command(command)
