@@ -351,6 +351,7 @@ def test_both_ways_to_make_an_engine_know_the_same_options() -> None:
             ({"logit_bias": {99999: 1.0}}, "99999"))),
         (lambda: ENGINE.generate(IDS, stop=5), r"stop must be non-empty strings, got \(5,\)"),
         (lambda: ENGINE.generate(IDS, processors=5), "processors must be functions .*, got 5"),
+        (lambda: SamplingParams(processors=print), "processors must be a tuple, got"),
         (lambda: ENGINE.generate(IDS, logit_bias=5), "logit_bias must map .*, got 5"),
         (lambda: ENGINE.generate(IDS, logit_bias={"a": 1.0}), "logit_bias must be .* got 'a'"),
         (lambda: ENGINE.generate(IDS, chat_template_kwargs=5), "must map names .*, got 5"),

@@ -365,7 +365,9 @@ def check_drafter(drafter: Drafter, *, length: int = 48) -> None:
     assert drafter.name.isidentifier(), f"name must be an identifier, got {drafter.name!r}"
     assert str(drafter).startswith(drafter.name)
     options = {f.name: getattr(drafter, f.name) for f in fields(drafter)}
-    assert hash(drafter) == hash(type(drafter)(**options)), "equal options must give equal hashes"
+    if type(drafter).__eq__ is not object.__eq__:  # a class with eq=False compares identities
+        twin = type(drafter)(**options)
+        assert hash(drafter) == hash(twin), "equal options must give equal hashes"
     bound = drafter.bind(ToyTarget(11).facts)
     assert str(bound) == str(drafter), "a bound drafter must have the same str as the unbound one"
     cases: tuple[tuple[int, Shape], ...] = ((1, "tree"), (2, "tree"), (2, "chain"), (1, "plain"))

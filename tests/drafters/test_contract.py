@@ -13,7 +13,7 @@ import tiny
 from architectures import build
 from draftsmith import Engine, accelerate
 from draftsmith.core.draft import ROOT, Draft, Proposal
-from draftsmith.core.drafter import Context
+from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.registry import parse
@@ -43,6 +43,19 @@ def test_contract_of_a_draft_model(options: dict[str, Any]) -> None:
     """In float64, so that its distributions can be enumerated exactly."""
     model = build("llama", vocab_size=11).double()
     check_drafter(DraftModel(model, algorithm="standard", confidence=0.3, **options), length=6)
+
+
+def test_a_drafter_may_be_compared_by_identity() -> None:
+    @dataclass(frozen=True, repr=False, eq=False)
+    class Alone(Drafter):
+        repeated: list[int]
+        name = "alone"
+
+        def open(self, ctx: Context) -> DrafterState:
+            whole = Scripted(lambda _: Draft.chain(self.repeated[: ctx.budget], "alone"))
+            return whole.open(ctx)
+
+    check_drafter(Alone([1, 2]), length=8)
 
 
 @pytest.mark.failing_passes

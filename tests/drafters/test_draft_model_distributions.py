@@ -276,6 +276,8 @@ def test_gumbel_draws_are_keyed() -> None:
     chi2 = float(((counts - tries * p) ** 2 / (tries * p)).sum())
     assert chi2 < 16.27  # p = 0.001 with 3 degrees of freedom
     assert torch.equal(Gumbel(7).noise(3, 5), Gumbel(7).noise(3, 9)[:5])  # keyed by token, too
+    with pytest.raises(RuntimeError, match="not finite"):  # as `torch.multinomial` does
+        sampler.draw(torch.tensor([0.5, float("nan")]))
     assert not torch.equal(Gumbel(7).noise(3, 5), Gumbel(8).noise(3, 5))
     assert Gumbel(1).draw(torch.tensor([0.0, 1.0, 0.0])) == 1
     shares = sum(sampler.accept(0.25) for _ in range(4000)) / 4000

@@ -233,6 +233,10 @@ def test_a_wrong_calibration_is_named(cache: Path) -> None:  # noqa: ARG001
     path.write_text('{"format": 99}', encoding="utf-8")
     with pytest.raises(LoadError, match="delete it"):
         calibration.load(ModelFacts(32, 32, "some/model"))
+    for text in ("{", "null", "5"):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(LoadError, match="not a calibration"):
+            calibration.load(ModelFacts(32, 32, "some/model"))
     path.write_text("{", encoding="utf-8")
     with pytest.raises(LoadError, match="not a calibration"):
         PldPlus().needs_of(ModelFacts(32, 32, "some/model"))

@@ -75,6 +75,8 @@ class SamplingParams:
             raise OptionError(f"stop must be non-empty strings, got {shown(self.stop)}")
         self._set("stop_token_ids", tuple(token_ids("stop_token_ids", self.stop_token_ids)))
         self._set("logit_bias", _checked_bias(self.logit_bias))
+        if not isinstance(self.processors, tuple | list):
+            raise OptionError(f"processors must be a tuple, got {shown(self.processors)}")
         for processor in self.processors:
             if not callable(processor):
                 raise OptionError(
@@ -443,6 +445,8 @@ class Gumbel(Sampler):
         return np.random.Generator(np.random.Philox(key=key)).random(size)
 
     def draw(self, p: Tensor) -> int:
+        if not math.isfinite(p.sum()):
+            raise RuntimeError("the probabilities of the next token are not finite")
         noise = self.noise(self.draws, len(p))
         self.draws += 1
         return int((p.log() + noise.to(p)).argmax())

@@ -61,7 +61,7 @@ def load(model: ModelFacts) -> Calibration | None:
     remedy = "delete it, or run `draftsmith tune pld-plus` again"
     try:
         found = _read(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{path} is not a calibration of PLD+ ({error}); {remedy}") from error
     if (found.layers, found.heads_per_layer) != (model.layers, model.heads):
         raise LoadError(
