@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from drafted import same_answers
 
 import tiny
 from architectures import VOCAB, build, prompt
+from draftsmith.core.draft import ROOT
 from draftsmith.drafters import auto_head
 from draftsmith.drafters.auto import Auto
+from draftsmith.drafters.auto_head import HeadRows
 from draftsmith.drafters.registry import parse
 from draftsmith.drafters.trained_head import BoundHead
+from draftsmith.drafters.tree_search import NODE
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
+from draftsmith.model.load import load
 from draftsmith.testing import check_drafter
 from heads import random_head, save
 
@@ -167,3 +173,14 @@ def test_a_head_is_not_asked_where_contexts_are_certain(
         assert found.tokens == list(range(6, 66))
         counts.append(len(asked))
     assert counts[0] > 4 * counts[1]
+
+
+def test_what_a_head_costs_is_counted_for_all_rows_that_wait(folder: str) -> None:
+    """The first question finds at most 0.4 tokens, and takes 0.1 passes of 1 or of 8 rows."""
+    auto = parse(f"auto(head=eagle3(model={folder}))").bind(load(build("llama")).facts)
+    rows, none = HeadRows(auto.bound_head), np.zeros(0, NODE)
+    asked = []
+    for count in (1, 8):
+        cost = SimpleNamespace(rows=count, drafting=lambda *_: 0.1)
+        asked.append(rows.worth(none, SimpleNamespace(cost=cost), 1.0, 4))
+    assert asked == [[ROOT], []]

@@ -91,7 +91,9 @@ class HeadRows:
                 and nodes["depth"][i] < depth
             ]  # fmt: skip
         best = sorted(asked, key=left.__getitem__, reverse=True)[:MOST]
-        cost = PASS_COST if ctx.cost is None else ctx.cost.drafting(self.drafter, 1)
+        cost = PASS_COST
+        if ctx.cost is not None:  # all sequences of the pass wait while this one asks
+            cost = ctx.cost.rows * ctx.cost.drafting(self.drafter, 1)
         gain = self.hit * sum(left[i] for i in best)
         return best if gain > MARGIN * rate * cost else []
 
