@@ -60,15 +60,21 @@ def measure(args: argparse.Namespace) -> Blocks:
     every = [torch.cat(parts) for parts in zip(*(one[1:] for one in plain), strict=True)]
     heads: dict[str, Quality | None] = {"no head": None}
     heads |= {f"right in {share:g}": quality_for(share, *every) for share in args.shares}
-    engine, asked = Engine(model), [[one.row.prompt_ids, one.row.output_ids] for one in plain]
-    fitted = {name: quality and [args.model, digest(asked)] for name, quality in heads.items()}
+    engine = Engine(model)
+    answers = digest([[one.row.prompt_ids, one.row.output_ids] for one in plain])
     for nodes in args.nodes:
         lines = list[list[str]]()
         for name, quality in heads.items():
             found = [
                 args.results.recall(
                     name,
-                    [args.model, one.row.prompt_ids, one.row.output_ids, nodes, fitted[name]],
+                    [
+                        args.model,
+                        one.row.prompt_ids,
+                        one.row.output_ids,
+                        nodes,
+                        quality and answers,
+                    ],
                     partial(counts, engine, one, nodes, quality),
                 )
                 for one in plain

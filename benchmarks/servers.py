@@ -180,4 +180,4 @@ def compare(
 def figures(own: Sequence[load.Found]) -> list[str]:
     """Format milliseconds, and the part of the prompts that was in the prefix cache."""
     cached, read = [one["cached"] for one in own], sum(one["prompt"] for one in own)
-    return [*load.latencies(own), "not told" if None in cached else f"{sum(cached) / read:.0%}"]
+    return [*load.latencies(own), "not reported" if None in cached else f"{sum(cached) / read:.0%}"]
