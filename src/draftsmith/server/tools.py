@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 from draftsmith.server.calls.formats import FORMATS
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, Tool
-from draftsmith.text.grammar import Grammar
+from draftsmith.text.grammar import Grammar, schemas
 from draftsmith.text.tokenizer import shows_system
 
 USUAL = "hermes"
@@ -96,24 +97,10 @@ def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
     return Grammar.json_schema({"anyOf": calls})
 
 
-_VALUES = {"const", "enum", "default", "examples"}
-"""Keywords of JSON Schema that hold values, in which "$ref" means nothing."""
-_BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-"""Keywords that hold schemas by names, which may be those of keywords."""
-
-
 def _moved(schema: Any, place: str) -> Any:
     """Return a schema for use inside another one, with its references moved to `place`."""
-    if isinstance(schema, list):
-        return [_moved(part, place) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = dict(schema)
-    for keyword, part in schema.items():
-        if keyword == "$ref" and isinstance(part, str) and part.startswith("#"):
-            moved[keyword] = place + part[1:]
-        elif keyword in _BY_NAME and isinstance(part, dict):
-            moved[keyword] = {name: _moved(one, place) for name, one in part.items()}
-        elif keyword not in _VALUES:
-            moved[keyword] = _moved(part, place)
+    moved = deepcopy(schema)
+    for one in schemas(moved):
+        if isinstance(target := one.get("$ref"), str) and target.startswith("#"):
+            one["$ref"] = place + target[1:]
     return moved
