@@ -43,6 +43,6 @@ def measured_cost(model: LoadedModel, folder: Path, quick: bool) -> CostTable:
     file = folder / f"cost.{digest(known)}.json"
     if not file.is_file():
         contexts, repeats = ((64,), 1) if quick else ((128, 512, 1024), 9)
-        grid = Grid(contexts=contexts, batches=(1,), repeats=repeats)
+        grid = Grid(contexts=contexts, repeats=repeats)
         measure_cost(model, grid).save(file)
     return CostTable.load(file)

@@ -445,6 +445,9 @@ REFUSED: dict[str, tuple[str, Make]] = {
         "attention_mask": (torch.arange(PROMPT.shape[1]) != 7)[None].long(),
         "streamer": Collector(),
     }),
+    "mask of another length": ("attention mask", lambda *_: {
+        "attention_mask": (torch.arange(PROMPT.shape[1] + 1) > 3)[None].long(),
+    }),
     "batch, own processor": ("Recorder may keep a state", lambda *_: batched(
         logits_processor=LogitsProcessorList([Recorder()])
     )(None, None)),

@@ -98,6 +98,14 @@ def test_a_copy_of_the_prediction_has_no_place_in_the_context(spec: str) -> None
     assert {*draft.source} == {PREDICTION}
 
 
+@pytest.mark.parametrize("spec", ["copyspec", "copyspec(match=last)", "prompt_lookup"])
+def test_the_end_of_a_prediction_hides_no_other_occurrence(spec: str) -> None:
+    ctx = context([3, 4, 5, 7, 8, 50, 3, 4, 5], prediction=(1, 2, 3, 4, 5))
+    draft = parse(spec).open(ctx).draft(ctx)
+    assert draft.tokens[:2] == (7, 8)
+    assert draft.origins is not None
+
+
 @pytest.mark.parametrize("spec", ["copyspec", "prompt_lookup", "longest_match"])
 def test_a_prediction_that_the_prompt_holds_is_copied_from_there(spec: str) -> None:
     """As when a file is edited: it is the prediction and stands in the prompt."""
@@ -143,7 +151,7 @@ def test_index_equals_a_search(ids: list[int], n: int, cut: int) -> None:
         assert index.recent(len(seen)) == []
         return
     latest = len(seen) - n - 1
-    assert index.first(latest) == (starts[0] if starts else None)
+    assert index.oldest(latest, most=2) == starts[:2]
     assert index.recent(latest, most=100) == starts[::-1]
 
 

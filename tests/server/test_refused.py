@@ -51,6 +51,8 @@ REFUSED: list[tuple[Any, ...]] = [
     (TEXT, {"top_p": 0}, "top_p"), (TEXT, {"max_tokens": -1}, "max_tokens: "),
     (TEXT, {"stream_options": {}}, "needs stream=true"),
     (TEXT, {"logit_bias": {"x": 1}}, "token ids"),
+    (TEXT, {"logit_bias": {"99999": 1}}, "token ids from 0", "logit_bias"),
+    (TEXT, {"stop_token_ids": [-1]}, "token ids from 0", "stop_token_ids"),
     (CHAT, {"max_tokens": "ten"}, "max_tokens: Input should be a valid integer, got 'ten'"),
     (CHAT, {"max_completion_tokens": -1}, "max_completion_tokens: "),
     (CHAT, {"top_logprobs": 2}, "needs logprobs=true"),

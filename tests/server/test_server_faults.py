@@ -121,6 +121,23 @@ def test_an_answer_that_is_whole_takes_no_place_while_its_end_is_read() -> None:
     asyncio.run(scenario())
 
 
+def test_an_answer_that_ended_before_others_of_its_request_does_not_run() -> None:
+    api = api_of(engine("none"))
+
+    async def scenario() -> None:
+        job, ended = api.worker.job(2, 300), 0
+        prepared = [api.engine.prepare({"max_new_tokens": n}) for n in (2, 300)]
+        asked = [one.sequences([ASK["messages"]], streaming=True)[0] for one in prepared]
+        job.start(asked)
+        async for chunk in job.chunks():
+            ended += chunk.result is not None
+            assert api.worker.open == 2 - ended
+            assert api.worker.running <= 2 - ended
+        api.close()
+
+    asyncio.run(scenario())
+
+
 def test_who_stops_reading_is_cut_off() -> None:
     """Over a connection whose buffers are small, beside one who reads."""
     api = api_of(engine("none"), slow_reader=0.2, max_output=400)

@@ -217,27 +217,20 @@ class RecordedCost(CostCurve):
     Drafting costs nothing, because its time was not recorded. All contexts share one curve.
     """
 
-    def __init__(
-        self, seconds: Mapping[int, float], batches: Mapping[int, Mapping[int, float]] | None = None
-    ) -> None:
+    def __init__(self, seconds: Mapping[int, float]) -> None:
         """`seconds` maps the draft nodes of a pass with one row to its seconds, with an entry for
-        0.
-
-        `batches` maps numbers of rows to the same, for the nodes of all rows together. A row beyond
-        the measured numbers counts as one more node of the next smaller pass.
+        0. Each further row counts as one more node.
         """
-        curves = {**(batches or {}), 1: seconds}
-        super().__init__(sorted({width for curve in curves.values() for width in curve} - {0}))
-        for rows, curve in curves.items():
-            for width, measured in curve.items():
-                CostCurve.record(super().at(rows), width, measured)
+        super().__init__(sorted(seconds.keys() - {0}))
+        for width, measured in seconds.items():
+            super().record(width, measured)
 
     def at(self, rows: int, context: int = 0) -> CostCurve:  # noqa: ARG002
         curve = super().at(rows)
         if not curve.knows_plain:
-            smaller = super().at(max(n for n, _, _ in self._passes if n <= rows))
+            one = super().at(1)
             for rung in (0, *self.ladder):
-                CostCurve.record(curve, rung, smaller.relative(rung + rows - smaller.rows))
+                CostCurve.record(curve, rung, one.relative(rung + rows - 1))
         return curve
 
     def record(self, width: int, seconds: float) -> None:

@@ -116,13 +116,10 @@ class Copier(DrafterState):
         history.extend(ctx.ids)
         for index in history.indexes:
             latest = len(history.ids) - index.n - (1 if self.overlap else index.n)
-            if self.match == "first":
-                start = index.first(latest)
-            else:
-                start = next(iter(index.recent(latest)), None)
-            if start is not None:
-                copied = history.copy(start + index.n, min(self.tokens, ctx.budget))
-                if copied:
+            starts = (index.oldest if self.match == "first" else index.recent)(latest, most=2)
+            for start in starts:
+                # Nothing follows an occurrence at the end of the prediction; the next one counts.
+                if copied := history.copy(start + index.n, min(self.tokens, ctx.budget)):
                     return history.draft(copied, start + index.n, self.source)
         return EMPTY
 
@@ -163,9 +160,9 @@ class NgramIndex:
         while len(self._grams) > max(0, length - self.n + 1):
             self._places[self._grams.pop()].pop()
 
-    def first(self, latest: int) -> int | None:
-        """Return the first occurrence of the last `n` ids, if it starts at `latest` or before."""
-        return next((start for start in self._all()[:1] if start <= latest), None)
+    def oldest(self, latest: int, most: int = 1) -> list[int]:
+        """Return up to `most` first occurrences that start at `latest` or before, oldest first."""
+        return [start for start in self._all()[:most] if start <= latest]
 
     def recent(self, latest: int, most: int = 1) -> list[int]:
         """Return up to `most` occurrences that start at `latest` or before, newest first."""

@@ -274,7 +274,7 @@ def sampling(model: LoadedModel, options: Mapping[str, Any]) -> SamplingParams:
     for name in ("logit_bias", "stop_token_ids"):
         wrong = next((i for i in getattr(params, name) if not 0 <= i < vocab), None)
         if wrong is not None:
-            raise OptionError(f"{name}: token ids must be from 0 to {vocab - 1}, got {wrong}")
+            raise OptionError(f"{name} must be token ids from 0 to {vocab - 1}, got {wrong}")
     return params
 
 

@@ -81,6 +81,8 @@ def of_prompts(input_ids: Tensor, mask: Tensor | None) -> str | None:
     """Why these ids are not prompts with at most left padding."""
     if input_ids.ndim != 2 or not input_ids.shape[1]:
         return "the prompt is not a row of ids"
+    if mask is not None and mask.shape != input_ids.shape:
+        return "the attention mask has not the shape of the ids"
     if mask is not None and not bool((mask[:, 1:] >= mask[:, :-1]).all() & mask[:, -1].all()):
         return "the attention mask hides more than padding on the left"
     return None

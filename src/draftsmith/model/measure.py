@@ -62,7 +62,6 @@ class Grid:
     positions: abc.Sequence[int] = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64, 96, 128)
     """Widths of a pass; 11 is the root and a draft of ten, as in the papers."""
     contexts: abc.Sequence[int] = (128, 512, 2048)
-    batches: abc.Sequence[int] = (1, 4)
     repeats: int = 9
 
     def longest(self, loaded: LoadedModel) -> int:
@@ -85,9 +84,9 @@ def pass_cost(
     widths that still do not fit are left out.
     """
     widths = sorted(widths)
-    while (longest := Grid(widths, (context,), (rows,), repeats).longest(loaded)) < 1 < len(widths):
+    while (longest := Grid(widths, (context,), repeats).longest(loaded)) < 1 < len(widths):
         widths.pop()
-    grid = Grid(widths, (max(1, min(context, longest)),), (rows,), repeats)
+    grid = Grid(widths, (max(1, min(context, longest)),), repeats)
     with torch.inference_mode():
         _, seconds = timed_steps(loaded, grid.contexts[0], rows, grid)
     return {width: statistics.median(times) for width, times in seconds.items()}
@@ -183,16 +182,16 @@ def _read_number(path: str, name: str = "") -> int:
 
 
 def timed_steps(
-    loaded: LoadedModel, context: int, batch: int, grid: Grid
+    loaded: LoadedModel, context: int, rows: int, grid: Grid
 ) -> tuple[float, dict[int, list[float]]]:
-    """Return the seconds of the prompt, and those of every step by its width.
+    """Return the seconds of a prompt, and those of every step of `rows` rows by its width.
 
     Steps run through the loop, so the times include its work. Widths alternate, so a slow moment of
     the machine affects all of them.
     """
     runner = Runner(loaded)
     widths = [p for p in grid.positions if p == 1 or runner.shape != "plain"]
-    budgets = [FixedBudget(0) for _ in range(batch)]
+    budgets = [FixedBudget(0) for _ in range(rows)]
     size = loaded.vocab_size
     sequences = [
         Sequence(
@@ -214,7 +213,7 @@ def timed_steps(
             start(sequence, runner)
             runner.prefill(sequence.row)
         runner.wait()
-        began = (perf_counter() - begin) / batch
+        began = (perf_counter() - begin) / rows
         for turn in range(grid.repeats + 1):
             for width in widths if turn % 2 == 0 else reversed(widths):
                 for budget in budgets:

@@ -79,11 +79,12 @@ class Job:
         """`answers`: number of answers. `seconds`: time limit from now. `began`: arrival of the
         request, by `time.perf_counter`. `counted`: whether the metrics include the job.
         """
-        self._worker, self.answers = worker, answers
+        self._worker = worker
         self.began, self._counted = began, counted
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + seconds
-        self._left = answers
+        self.left = answers
+        """Number of answers that have chunks left."""
         self._waiting = asyncio.Queue[Chunk | Refusal]()
         self._sequences: dict[TextSequence, tuple[int, Alternatives | None]] = {}
         self._closed = False
@@ -92,8 +93,9 @@ class Job:
 
     @property
     def running(self) -> int:
-        """Number of answers that were admitted, ended ones included."""
-        return sum(sequence.admitted_at is not None for sequence in self._sequences)
+        """Number of answers that have a row."""
+        admitted = (one for one in self._sequences if one.admitted_at is not None)
+        return sum(not sequence.finished for sequence in admitted)
 
     def start(self, sequences: Sequence[TextSequence], top: int | None = None) -> None:
         """Submit the sequences; raises the errors of `EngineThread.submit`.
@@ -119,7 +121,7 @@ class Job:
 
     async def chunks(self) -> AsyncIterator[Chunk]:
         """Yield all chunks of all answers; raise Refusal for errors and at the time limit."""
-        while self._left:
+        while self.left:
             async with self.in_time():
                 await asyncio.sleep(0)  # lets the timeout fire even if a chunk is there
                 chunk = await self._waiting.get()
@@ -129,8 +131,8 @@ class Job:
                 if not self._worker.engine.thread.alive:
                     raise self._worker.failed()
                 raise Refusal.of(chunk.error)
-            self._left -= chunk.result is not None
-            if not self._left:
+            self.left -= chunk.result is not None
+            if not self.left:
                 self._worker.jobs.discard(self)  # even if the last chunk is never read
             yield chunk
 
@@ -155,7 +157,7 @@ class Job:
         if not self._closed:
             self._closed = True
             self._worker.jobs.discard(self)
-            if self._left and self._sequences:
+            if self.left and self._sequences:
                 self._worker.engine.thread.cancel([*self._sequences])
 
     def on_update(self, sequence: TextSequence, ended: bool) -> None:
@@ -201,11 +203,11 @@ class Worker:
     @property
     def open(self) -> int:
         """Number of answers that run or wait."""
-        return sum(job.answers for job in self.jobs)
+        return sum(job.left for job in self.jobs)
 
     @property
     def running(self) -> int:
-        """Number of answers that were admitted."""
+        """Number of answers that have a row."""
         return sum(job.running for job in list(self.jobs))
 
     def failed(self) -> Refusal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,12 @@ import pytest
 
 import command
 import tiny
-from architectures import build
 from draftsmith import builtin
 from draftsmith.core.stats import Stats
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError, WriteError
-from draftsmith.lab.bench.cost import CostTable, Point, Slope, measure_cost, parse_cost, recorded
+from draftsmith.lab.bench.cost import CostTable, Point, Slope, curve, measure_cost, parse_cost
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.estimate import automatic, estimate, plain_seconds, predict
 from draftsmith.lab.bench.records import Record
@@ -32,11 +32,11 @@ call = partial(command.call, "bench")
 
 
 def table(**milliseconds: float) -> CostTable:
-    """A table with points such as p1_c100=2.0 (positions, context), batch 1."""
+    """A table with points such as p1_c100=2.0 (positions, context)."""
     points = []
     for name, ms in milliseconds.items():
         positions, context = (int(part[1:]) for part in name.split("_"))
-        points.append(Point(1, context, positions, ms, ms, ms))
+        points.append(Point(context, positions, ms, ms, ms))
     return CostTable("m", "cpu", "float32", 1, "here", {}, tuple(points), {100: 50.0})
 
 
@@ -54,11 +54,9 @@ def test_interpolation(positions: int, context: int, ms: float) -> None:
     assert COST.seconds(positions, context) == pytest.approx(ms / 1e3)
 
 
-def test_prompts_and_other_batches() -> None:
+def test_prompts() -> None:
     assert COST.prefill_seconds(50) == pytest.approx(0.025)
     assert COST.prefill_seconds(200) == pytest.approx(0.1)
-    with pytest.raises(OptionError, match="batch=2 was not measured"):
-        COST.seconds(1, 100, batch=2)
 
 
 def test_tables_are_saved_and_read(tmp_path: Path) -> None:
@@ -71,7 +69,8 @@ def test_tables_are_saved_and_read(tmp_path: Path) -> None:
     assert parse_cost(str(path)) == COST
     assert parse_cost("0.02") == Slope(0.02)
     assert Slope(0.02, 0.02).seconds(2, 0) == pytest.approx(0.0204)
-    for content in ("{}", "[]", "nonsense", json.dumps(COST.as_dict() | {"format": 99})):
+    wrong = [{"format": 99}, {"points": []}, {"points": [asdict(Point(100, 1, 0, 0, 0))]}]
+    for content in ("{}", "[]", "nonsense", *(json.dumps(COST.as_dict() | w) for w in wrong)):
         path.write_text(content)
         with pytest.raises(LoadError, match="not a cost table"):
             CostTable.load(path)
@@ -83,13 +82,11 @@ def test_tables_are_saved_and_read(tmp_path: Path) -> None:
         COST.save(tmp_path / "no" / "cost.json")
 
 
-def test_recorded_costs_hold_what_was_measured() -> None:
-    points = [Point(b, c, p, b * (9 + p + c / 100), 0.0, 0.0)
-              for b in (1, 4) for c in (100, 200, 300) for p in (1, 65)]  # fmt: skip
-    cost = recorded(CostTable("m", "cpu", "float32", 1, "", {}, tuple(points), {}))
-    assert cost.relative(8) == pytest.approx((9 + 9 + 2) / (9 + 1 + 2))
-    assert cost.at(4).relative(8) == pytest.approx((9 + 3 + 2) / (9 + 1 + 2))  # two for each row
-    assert recorded(Slope(0.1)).at(2).relative(1) == pytest.approx(1.2 / 1.1)
+def test_the_curve_is_that_of_the_middle_context() -> None:
+    points = [Point(c, p, 9 + p + c / 100, 1.0, 1.0) for c in (100, 200, 300) for p in (1, 65)]
+    cost = CostTable("m", "cpu", "float32", 1, "", {}, tuple(points), {})
+    assert curve(cost)[8] == pytest.approx((9 + 9 + 2) / 1e3)
+    assert curve(Slope(0.1))[1] == pytest.approx(1.1)
 
 
 def replayed(drafting: float) -> Replay:
@@ -153,12 +150,11 @@ def test_the_automatic_budget_follows_the_cost() -> None:
 def test_costs_of_a_tiny_model() -> None:
     loaded = load(tiny.model(), tokenizer=tiny.tokenizer())
     heard: list[int] = []
-    grid = Grid(positions=(1, 4, 16), contexts=(32, 9999), batches=(1, 2), repeats=2)
+    grid = Grid(positions=(1, 4, 16), contexts=(32, 9999), repeats=2)
     found = measure_cost(loaded, grid, heard.append)
     assert found.contexts == [32, 512 - 16 - 9 - 1]  # the longest that fits, for one too long
-    assert found.batches == [1, 2]
-    assert len(found.points) == 3 * 2 * 2
-    assert heard == [1] * 4
+    assert len(found.points) == 3 * 2
+    assert heard == [1] * 2
     assert all(p.low <= p.ms <= p.high for p in found.points)
     assert found.prefill_ms.keys() == set(found.contexts)
     assert found.dtype == "float32"
@@ -166,12 +162,6 @@ def test_costs_of_a_tiny_model() -> None:
     assert found.versions.keys() >= {"draftsmith", "torch", "transformers"}
     with pytest.raises(UnsupportedError, match="too short"):
         measure_cost(loaded, Grid(positions=(1, 600)))
-
-
-def test_a_model_of_lone_rows_has_no_cost_of_several() -> None:
-    loaded = load(build("mamba"))
-    with pytest.raises(UnsupportedError, match="one row per pass; give --batches 1"):
-        measure_cost(loaded, Grid(positions=(1,), contexts=(8,), batches=(2, 4), repeats=1))
 
 
 def test_costs_by_width_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +176,7 @@ def test_costs_by_width_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_commands(tmp_path: Path) -> None:
     model, cost, log = tmp_path / "model", tmp_path / "cost.json", tmp_path / "log.jsonl"
     tiny.save(model)
-    grid = ("--contexts", "64", "--batches", "1", "--positions", "8,64", "--repeats", "2")
+    grid = ("--contexts", "64", "--positions", "8,64", "--repeats", "2")
     assert json.loads(call("cost", model, "-o", cost, *grid, "--json").stdout)["points"]
     measured = call("cost", model, "-o", cost, *grid)
     assert measured.exit_code == 0, measured.output
@@ -259,7 +249,7 @@ def test_the_estimate_is_close_to_a_live_run(clock: Clock) -> None:
             seconds[drafter] += live.stats.seconds.total
         answer = tuple(live.tokens)
         records.append(Record(f"{turn}", "live", prompt_ids=tuple(ids), output_ids=answer))
-    cost = measure_cost(engine.model, Grid((1, 4, 8, 16), (256, 1024), (1,), 2))
+    cost = measure_cost(engine.model, Grid((1, 4, 8, 16), (256, 1024), 2))
     done = sweep(records, [parse("copyspec")], Replayer(Encoding(), ReplayBudget())).done
     measured = seconds["none"] / seconds["copyspec"]
     assert measured > 1.5

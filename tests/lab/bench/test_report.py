@@ -209,7 +209,7 @@ def checked(html: str) -> str:
 
 
 def cost() -> CostTable:
-    points = tuple(Point(1, c, p, 1 + p / 50, 1, 2) for c in (128, 512) for p in (1, 8, 64))
+    points = tuple(Point(c, p, 1 + p / 50, 1, 2) for c in (128, 512) for p in (1, 8, 64))
     return CostTable("m", "cpu", "bfloat16", 2, "Some CPU", {}, points, {128: 5.0})
 
 

@@ -1,4 +1,4 @@
-"""Cost of a pass on this machine by width, context and rows: measured, saved, interpolated."""
+"""Cost of a pass on this machine by width and context: measured, saved, interpolated."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 import torch
 
-from draftsmith.core.cost import LADDER, RecordedCost
+from draftsmith.core.cost import LADDER
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.lab.bench.machine import linear_layers, machine
 from draftsmith.model.loaded import LoadedModel, last_part
 from draftsmith.model.measure import Grid, timed_steps, versions
 from draftsmith.storage import parse_json, reading, write_text
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,6 @@ class Slope:
 class Point:
     """A measured step: median milliseconds and the quartiles."""
 
-    batch: int
     context: int
     positions: int
     ms: float
@@ -56,7 +55,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Milliseconds of a decoding step by batch size, context and positions of its pass."""
+    """Milliseconds of a decoding step by context and positions of its pass."""
 
     in_seconds: ClassVar[bool] = True
     model: str
@@ -78,29 +77,19 @@ class CostTable:
         layers = self.linear_layers
         return f"{name}, {self.dtype}, {self.threads} thread{s}; linear layers: {layers}"
 
-    def seconds(self, positions: float, context: float, batch: int = 1) -> float:
-        """Seconds of a step over `positions` per row after `context` cached tokens, interpolated.
+    def seconds(self, positions: float, context: float) -> float:
+        """Seconds of a step over `positions` after `context` cached tokens, interpolated.
 
-        The last slope continues beyond the measured points. Raises OptionError for a batch size
-        that was not measured.
+        The last slope continues beyond the measured points.
         """
         curves: dict[int, list[tuple[int, float]]] = {}
         for point in sorted(self.points, key=lambda p: (p.context, p.positions)):
-            if point.batch == batch:
-                curves.setdefault(point.context, []).append((point.positions, point.ms / 1e3))
-        if not curves:
-            raise OptionError(
-                f"batch={batch} was not measured in this cost table, only {self.batches}"
-            )
+            curves.setdefault(point.context, []).append((point.positions, point.ms / 1e3))
         return _interpolate([(c, _interpolate(curves[c], positions)) for c in curves], context)
 
     def prefill_seconds(self, tokens: float) -> float:
         points = [(t, ms / 1e3) for t, ms in sorted(self.prefill_ms.items())]
         return _interpolate([(0, 0.0), *points], tokens)
-
-    @property
-    def batches(self) -> list[int]:
-        return sorted({point.batch for point in self.points})
 
     @property
     def contexts(self) -> list[int]:
@@ -125,6 +114,10 @@ class CostTable:
                 raise ValueError("it has another format")
             given["points"] = tuple(Point(**point) for point in given["points"])
             given["prefill_ms"] = {int(t): float(ms) for t, ms in given["prefill_ms"].items()}
+            if not (points := given["points"]) or not all(
+                0 < p.ms < 1e9 and p.positions > 0 <= p.context for p in points
+            ):
+                raise ValueError("its points are no measurements")
             return cls(**given)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LoadError(
@@ -135,19 +128,10 @@ class CostTable:
 Cost = CostTable | Slope
 
 
-def curve(cost: Cost, rows: int = 1) -> dict[int, float]:
-    """Seconds of a pass over `rows` rows by its draft nodes, at the middle measured context."""
-    widths = (0, *LADDER)
-    if isinstance(cost, Slope):
-        return {width: cost.seconds(1 + width, 0) for width in widths}
-    context = cost.contexts[len(cost.contexts) // 2]
-    return {width: cost.seconds(1 + width / rows, context, rows) for width in widths}
-
-
-def recorded(cost: Cost) -> RecordedCost:
-    """Return the cost curve for automatic budgets, for each measured number of rows."""
-    batches = cost.batches if isinstance(cost, CostTable) else ()
-    return RecordedCost(curve(cost), {rows: curve(cost, rows) for rows in batches})
+def curve(cost: Cost) -> dict[int, float]:
+    """Seconds of a pass by its draft nodes, at the middle measured context."""
+    context = 0 if isinstance(cost, Slope) else cost.contexts[len(cost.contexts) // 2]
+    return {width: cost.seconds(1 + width, context) for width in (0, *LADDER)}
 
 
 def parse_cost(text: str) -> Cost:
@@ -164,7 +148,7 @@ def parse_cost(text: str) -> Cost:
 def measure_cost(
     loaded: LoadedModel, grid: Grid, advance: Callable[[int], None] = lambda _: None
 ) -> CostTable:
-    """Time decoding steps on `grid`; `advance` counts finished contexts and batch sizes.
+    """Time decoding steps on `grid`; `advance` counts finished contexts.
 
     Contexts too long for the model are shortened; raises UnsupportedError if nothing fits.
     """
@@ -176,20 +160,15 @@ def measure_cost(
         )
     # A context that is too long for this model is replaced by the longest possible one.
     fitting = sorted({min(context, longest) for context in grid.contexts})
-    batches = [b for b in grid.batches if b == 1 or loaded.capabilities.packed]
-    if not batches:
-        raise UnsupportedError(f"{loaded.name} runs one row per pass; give --batches 1")
     points: list[Point] = []
     prefill: dict[int, float] = {}
     with torch.inference_mode():
         timed_steps(loaded, fitting[0], 1, Grid((1,), repeats=1))  # warm up
         for context in fitting:
-            for batch in batches:
-                began, seconds = timed_steps(loaded, context, batch, grid)
-                points += [_point(batch, context, p, s) for p, s in seconds.items()]
-                if batch == 1:
-                    prefill[context] = 1e3 * began
-                advance(1)
+            began, seconds = timed_steps(loaded, context, 1, grid)
+            points += [_point(context, p, s) for p, s in seconds.items()]
+            prefill[context] = 1e3 * began
+            advance(1)
     return CostTable(
         model=last_part(loaded.name),
         device=str(loaded.device),
@@ -203,10 +182,10 @@ def measure_cost(
     )
 
 
-def _point(batch: int, context: int, positions: int, seconds: Sequence[float]) -> Point:
+def _point(context: int, positions: int, seconds: Sequence[float]) -> Point:
     several = seconds if len(seconds) > 1 else [*seconds, *seconds]
     low, middle, high = statistics.quantiles(several, n=4)
-    return Point(batch, context, positions, 1e3 * middle, 1e3 * low, 1e3 * high)
+    return Point(context, positions, 1e3 * middle, 1e3 * low, 1e3 * high)
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:

@@ -280,10 +280,9 @@ def cost_colours(table: CostTable) -> dict[int, str]:
 
 def cost_curve(table: CostTable) -> str:
     """Milliseconds of a pass by its width, a line for each context."""
-    batch = min(table.batches)
     lines: list[Line] = []
     for context, colour in cost_colours(table).items():
-        points = [p for p in table.points if (p.batch, p.context) == (batch, context)]
+        points = [p for p in table.points if p.context == context]
         at = sorted((p.positions, p.ms) for p in points)
         lines.append((at, "o-", {"color": colour, "markersize": 3}))
     label = "milliseconds of a pass by its width"

@@ -59,8 +59,6 @@ class GridOptions:
     """Where to save the table."""
     contexts: str = "128,512,2048"
     """Cached tokens before the pass."""
-    batches: str = "1,4"
-    """Sequences per pass."""
     positions: Annotated[str | None, Parameter(show_default="14 from 1 to 128")] = None
     """Widths of a pass."""
     repeats: Count = 9
@@ -73,7 +71,7 @@ def cost(
     chosen: GridOptions = GridOptions(),
     json_: Json = False,
 ) -> None:
-    """Measure what a pass costs here by its width, context and batch size, and save it as JSON.
+    """Measure what a pass costs here by its width and context, and save it as JSON.
 
     Example
 
@@ -81,17 +79,17 @@ def cost(
     """
     from draftsmith.storage import check_writable
 
-    lengths, rows = _numbers("contexts", chosen.contexts), _numbers("batches", chosen.batches)
+    lengths = _numbers("contexts", chosen.contexts)
     widths = _numbers("positions", chosen.positions) if chosen.positions else None
     check_writable(chosen.output)
     loaded = load_model(machine)
     from draftsmith.lab.bench.cost import measure_cost
     from draftsmith.model.measure import Grid
 
-    grid = Grid(sorted({1, *(widths or Grid().positions)}), lengths, rows, chosen.repeats)
+    grid = Grid(sorted({1, *(widths or Grid().positions)}), lengths, chosen.repeats)
     if warning := busy():
         note(f"note: {warning}")
-    with bar("measuring", len(lengths) * len(rows)) as advance:
+    with bar("measuring", len(lengths)) as advance:
         table = measure_cost(loaded, grid, advance)
     table.save(chosen.output)
     if json_:
@@ -220,12 +218,12 @@ def depth_table(rows: Sequence[ReplaySum], names: Mapping[str, str]) -> Table:
 
 def cost_table(table: CostTable) -> Table:
     """Milliseconds of a step, and plain steps, by positions."""
-    places = sorted({(point.batch, point.context) for point in table.points})
-    heads = [f"batch {batch}, {context} cached" for batch, context in places]
+    contexts = table.contexts
+    heads = [f"{context} cached" for context in contexts]
     shown = plain_table("positions", *heads, header=True)
-    cells = {(p.batch, p.context, p.positions): p.ms for p in table.points}
+    cells = {(p.context, p.positions): p.ms for p in table.points}
     for positions in sorted({point.positions for point in table.points}):
-        times = [(cells[(*place, positions)], cells[(*place, 1)]) for place in places]
+        times = [(cells[context, positions], cells[context, 1]) for context in contexts]
         shown.add_row(str(positions), *(f"{ms:.2f} ms ({ms / one:.2f}×)" for ms, one in times))
     for context, ms in table.prefill_ms.items():
         shown.add_row(f"prompt of {context}", f"{ms:.1f} ms")

@@ -68,10 +68,11 @@ def run(
     draftsmith bench run prompts.jsonl -m Qwen/Qwen2.5-0.5B-Instruct --dtype bfloat16
     draftsmith bench run prompts.jsonl -a none -a copyspec@4 -a copyspec@16 --limit 10
     """
+    from draftsmith.core.cost import RecordedCost
     from draftsmith.core.sampling import SamplingParams
     from draftsmith.engine.drafting import checked_budget
     from draftsmith.lab.bench.arms import build, parse_arm
-    from draftsmith.lab.bench.cost import curve, parse_cost, recorded
+    from draftsmith.lab.bench.cost import curve, parse_cost
     from draftsmith.lab.lines import check_lines
     from draftsmith.storage import check_writable
 
@@ -79,7 +80,7 @@ def run(
     SamplingParams(**options)
     usual = checked_budget(chosen.budget)
     specs = [parse_arm(text, usual) for text in chosen.arm]
-    costs = parse_cost(chosen.cost) if chosen.cost is not None else None
+    costs = curve(parse_cost(chosen.cost)) if chosen.cost is not None else {}
     out = chosen.out
     if out.is_file() and out.stat().st_size and not chosen.resume:
         raise OptionError(f"{out} exists; resume it with --resume, or give another --output")
@@ -97,13 +98,12 @@ def run(
 
         # With the filters of the model's own generation_config, as in the engine.
         sampling = filtered(loaded, options)
-        arms = build(loaded, specs, recorded(costs) if costs else None)
+        arms = build(loaded, specs, RecordedCost(costs) if costs else None)
         how = {name: getattr(chosen, name) for name in ("runs", "max_new_tokens", "dictate")}
         plan = RunPlan(loaded, arms, asked.records, sampling, **how)
     if warning := busy():
         note(f"note: {warning}")
-    seconds = list(curve(costs).values()) if costs else []
-    more = {"cost": [round(one / seconds[0], 4) for one in seconds]} if costs else {}
+    more = {"cost": [round(s / costs[0], 4) for s in costs.values()]} if costs else {}
     file = ResultFile(out, settings(plan, **more))
     with bar("answering", plan.size) as advance:
         try:
