@@ -34,6 +34,7 @@ from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName
 from draftsmith.integrations.transformers import accelerate
 from draftsmith.model.load import load
 from draftsmith.server.settings import Settings
+from draftsmith.text.tokenizer import render_chat
 from work import calls
 
 MODEL = load(tiny.model(), tiny.tokenizer())
@@ -255,6 +256,20 @@ def test_e9_other_messages_go_to_the_template_as_they_are() -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
     parts = {"role": "user", "content": [{"type": "text", "text": "x"}]}
     assert ENGINE.generate([parts, call, parts], max_new_tokens=2).tokens
+
+
+def test_e9_parts_reach_a_template_as_it_reads_them() -> None:
+    """As text, unless the template reads lists; no template gets a list to write as Python does."""
+    lists = tiny.TEMPLATE.replace("m['content']", "m['content'][0].text")
+    texts = [{"type": "text", "text": "the quick"}, {"type": "text", "text": "brown"}]
+    for template, shown in ((tiny.TEMPLATE, "the quick\nbrown"), (lists, "the quick")):
+        tokenizer = copy.deepcopy(tiny.tokenizer())
+        tokenizer.chat_template = template
+        ids = render_chat(tokenizer, [{"role": "user", "content": texts}])
+        assert f"user: {shown}</s>" in tokenizer.decode(ids)
+    image = [*texts, {"type": "image_url", "image_url": {"url": "x"}}]
+    with pytest.raises(PromptError, match="no parts other than texts"):
+        ENGINE.generate([{"role": "user", "content": image}], max_new_tokens=2)
 
 
 @pytest.mark.parametrize("wrong", [0, 5, b"x", ["x"], True])

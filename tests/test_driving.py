@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -221,3 +222,27 @@ def test_streams_that_are_collected_amid_a_pass_free_their_rows(engine: Engine) 
     assert not engine.resources.admitted
     memory: Any = engine.resources.runner
     assert len(memory.store._rows) == len(engine.resources.prefixes)
+
+
+def test_who_waits_for_what_its_own_stream_holds_is_told() -> None:
+    loaded = load(tiny.model(), tiny.tokenizer())
+    with pytest.raises(OptionError, match="needs") as refused:
+        Engine(loaded, memory=1000, prefixes=0).generate([5, 6, 7, 8], max_new_tokens=40)
+    need = int(re.findall(r"[\d,]{5,}", str(refused.value))[0].replace(",", ""))
+    engine = Engine(loaded, memory=int(1.2 * need), prefixes=0)
+    stream = engine.stream([5, 6, 7, 8], max_new_tokens=40)
+    next(stream)
+    handle = engine.submit([5, 6, 7, 8], max_new_tokens=40)
+    with pytest.raises(OptionError, match="paused streams hold all the memory"):
+        handle.result()
+    with pytest.raises(OptionError, match="paused streams hold all the memory"):
+        engine.generate([5, 6, 7, 8], max_new_tokens=40)
+    opened: list[Any] = [stream]
+    threading.Thread(target=lambda: opened.append(next(stream))).start()
+    while len(opened) < 2:
+        pass
+    with pytest.raises(OptionError, match="paused streams hold all the memory"):
+        handle.result()  # the thread that ran the last pass has ended
+    stream.close()
+    assert handle.result().finish_reason == "length"
+    engine.close()

@@ -432,6 +432,27 @@ def test_generation_config_is_respected(monkeypatch: pytest.MonkeyPatch) -> None
     assert sampling(fresh.model, {"temperature": 0.0}).temperature == 0.0
 
 
+def test_filters_of_a_generation_config_may_be_out_of_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """transformers checks none of them, and a greedy answer needs none."""
+    config = GenerationConfig()
+    config.top_k, config.top_p, config.min_p = -1, 1.5, 1.0
+    monkeypatch.setattr(tiny.model(), "generation_config", config)
+    fresh = Engine.from_pretrained(tiny.model())
+    assert len(fresh.generate(IDS, max_new_tokens=4).tokens) == 4
+    found = sampling(fresh.model, {"temperature": 1.0})
+    assert (found.top_k, found.top_p) == (0, 1.0)
+    assert 0.999 < found.min_p < 1
+
+
+def test_an_answer_may_cross_an_inference_mode(engine: Engine) -> None:
+    stream = engine.stream(IDS, max_new_tokens=6, repetition_penalty=1.2)
+    with torch.inference_mode():
+        next(stream)
+    assert len([*stream]) == 5
+
+
 def test_processors_come_in_the_order_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bias is added before the penalty, or a penalty above 1 would shrink another number."""
     model = tiny.model()

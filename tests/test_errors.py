@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from collections.abc import Sequence
 from functools import partial
 from itertools import count, cycle
@@ -26,10 +27,13 @@ from draftsmith.drafters.sdsat import SDSAT
 from draftsmith.engine.call import Call
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import (
+    DraftsmithError,
     GenerationInterrupted,
     LoadError,
     OptionError,
+    UnknownName,
     UnsupportedError,
+    WriteError,
 )
 from draftsmith.integrations.transformers import DraftingNotice, accelerate
 from draftsmith.model import adaptive
@@ -477,3 +481,13 @@ def test_a_name_that_is_no_hub_id_has_no_adaptive_tokens() -> None:
     for name in ("no such folder", "some/where/else.gguf"):
         with pytest.raises(UnsupportedError, match="not trained with"):
             SDSAT(k=2).bind(ModelFacts(layers=2, heads=2, name=name))
+
+
+@pytest.mark.parametrize("error", [
+    GenerationInterrupted("cut", [1]), UnknownName("option", "tempreture", ["temperature"]),
+    OptionError("wrong"), WriteError("full"),
+])  # fmt: skip
+def test_errors_pass_through_pickle_and_copy(error: DraftsmithError) -> None:
+    for made in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(made) is type(error)
+        assert (str(made), made.args, vars(made)) == (str(error), error.args, vars(error))

@@ -105,6 +105,20 @@ def test_a_model_may_begin_its_thoughts_itself_or_answer_at_once() -> None:
     assert "</think>" in text
 
 
+@pytest.mark.parametrize(("said", "thinks"), [
+    ("<think>\nthe quick", True), ("<think>so</think>the quick", False), ("the quick", False),
+])  # fmt: skip
+def test_a_message_that_is_continued_says_whether_it_thinks(said: str, thinks: bool) -> None:
+    chat = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": said}]
+    result = engine().generate(
+        chat, thoughts=thoughts(limit=4), grammar=Grammar.regex("[0-9]{3}"), max_new_tokens=20,
+        chat_template_kwargs={"continue_final_message": True},
+    )  # fmt: skip
+    _, end, answered = result.text.rpartition("</think>")
+    assert answered.isdecimal()
+    assert bool(end) is thinks
+
+
 def test_a_tag_that_is_no_token_ends_where_a_token_does() -> None:
     """A token that ends the tag and goes on would hide where the grammar begins."""
     made = engine(tokens=False)

@@ -23,6 +23,14 @@ from typing import Any
 class DraftsmithError(Exception):
     """Base of all exceptions that draftsmith raises."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without calling `__init__`, because its arguments are not kept."""
+        return _rebuilt, (type(self), self.args), self.__dict__
+
+
+def _rebuilt(kind: type[DraftsmithError], args: tuple[Any, ...]) -> DraftsmithError:
+    return kind.__new__(kind, *args)
+
 
 class OptionError(DraftsmithError, ValueError):
     """An option has a wrong value; the message names the option, its value and valid values."""

@@ -208,6 +208,20 @@ def test_predicted_draws_are_those_that_are_made() -> None:
         assert other.draw(probs[5]) == expected[5]
 
 
+def test_drafts_are_accepted_alike_whatever_torch_s_default_dtype() -> None:
+    asked = torch.linspace(0, 1, 200).tolist()
+    before = torch.get_default_dtype()
+    try:
+        found = []
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.set_default_dtype(dtype)
+            sampler = TorchSampler.seeded(3)
+            found.append([sampler.accept(ratio) for ratio in asked])
+    finally:
+        torch.set_default_dtype(before)
+    assert found[0] == found[1]
+
+
 def test_a_draw_from_what_is_no_distribution_raises_after_a_prediction() -> None:
     sampler = TorchSampler.seeded(0)
     sampler.predict(torch.full((2, 4), 0.25), [0, 1])

@@ -47,6 +47,8 @@ def test_it_is_typed_like_any_option(folder: str) -> None:
     assert parse(str(typed)) == typed
     with pytest.raises(OptionError, match="must be a drafter with a trained head"):
         parse("auto(head=copyspec)")
+    with pytest.raises(OptionError, match="guesses only"):
+        parse("auto(head=mtp(sample=true))")
 
 
 @pytest.mark.parametrize("name", ["llama", "falcon"])

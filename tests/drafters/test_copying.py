@@ -264,8 +264,8 @@ def test_copied_share_of_the_paper(shared_data: Path) -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    ["copyspec(gamma=10)", "prompt_lookup", "prompt_lookup(max=10)", "longest_match",
-     "spectra(pool=False)"],
+    ["copyspec(gamma=10)", "copyspec(gamma=200)", "prompt_lookup", "prompt_lookup(max=10)",
+     "longest_match", "longest_match(min=200)", "spectra(pool=False)"],
 )  # fmt: skip
 def test_a_state_takes_no_more_memory_than_is_counted(spec: str) -> None:
     drafter, numbers = parse(spec), random.Random(0)

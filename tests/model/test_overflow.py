@@ -77,8 +77,7 @@ def test_a_token_that_overflows_changes_nothing(name: str, value: float, sampled
         torch.manual_seed(0)
         assert model.generate(ids, **options).tolist() == expected.tolist()
     assert handle.stats.accepted
-    if value != 1e38:
-        assert handle.stats.tokens < handle.stats.passes + handle.stats.accepted
+    assert handle.stats.tokens == handle.stats.passes + handle.stats.accepted
 
 
 @pytest.mark.failing_passes

@@ -39,6 +39,16 @@ def ask(client: TestClient, **body: Any) -> list[dict[str, Any]]:
     return list(response.json()["choices"])
 
 
+def test_a_prompt_that_is_scored_under_a_salt_is_shared_under_it_only(client: TestClient) -> None:
+    def cached(**more: Any) -> Any:
+        body = {"prompt": PROMPT[5:], "max_tokens": 1, "temperature": 0} | more
+        return client.post(TEXT, json=body).json()["usage"]["prompt_tokens_details"]
+
+    cached(echo=True, logprobs=1, cache_salt="mine")
+    assert cached() == {"cached_tokens": 0}
+    assert cached(cache_salt="mine")["cached_tokens"] > 0
+
+
 def exact(model: Any, ids: list[int]) -> torch.Tensor:
     """(T-1, V) the model's own log-probabilities of what follows each token."""
     with torch.no_grad():

@@ -48,3 +48,11 @@ def test_settings_are_those_of_the_command() -> None:
         create_app(engine(), max_output=0)
     with pytest.raises(UnknownName, match="Did you mean 'hermes'"):
         create_app(engine(), tool_format="hermas")
+
+
+def test_an_application_may_be_started_more_than_once() -> None:
+    app = create_app(engine(), keys=None)
+    for _ in range(2):
+        with TestClient(app) as client:
+            body = {"prompt": "hello", "max_tokens": 2}
+            assert client.post("/v1/completions", json=body).status_code == 200

@@ -50,7 +50,10 @@ def test_a_response_calls_tools_and_takes_what_they_gave(ask: Ask) -> None:
     history = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]},
                {"type": "reasoning", "summary": []}, call, result]  # fmt: skip
     answer = ask(RESPONSES, CALLING, "so", input=history, tools=[TOOL], tool_choice="auto").json()
-    messages = [USER, {"role": "assistant", "content": ""}, {"role": "tool", "content": "5"}]
+    given = {"name": call["name"], "arguments": call["arguments"]}
+    calls = [{"id": call["call_id"], "type": "function", "function": given}]
+    messages = [USER, {"role": "assistant", "tool_calls": calls},
+                {"role": "tool", "content": "5", "tool_call_id": call["call_id"]}]  # fmt: skip
     tools = [{"type": "function", "function": FUNCTION}]
     chat = ask(CHAT, CALLING, "so", messages=messages, tools=tools).json()
     assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]

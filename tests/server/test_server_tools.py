@@ -12,6 +12,7 @@ import pytest
 from serving import (
     CALLING,
     CHAT,
+    USER,
     Ask,
     api_of,
     client_of,
@@ -76,7 +77,8 @@ def test_references_of_a_forced_call_are_moved_but_not_its_values() -> None:
     moved = json.loads(grammar.text)["anyOf"][0]["properties"]["arguments"]
     there = {"$ref": "#/anyOf/0/properties/arguments/$defs/leaf"}
     leaf |= {"anyOf": [{"const": value}, there]}
-    assert moved == schema | {"properties": {"const": leaf, "$ref": {"enum": [value]}}}
+    properties = {"const": leaf, "$ref": {"enum": [value]}}
+    assert moved == schema | {"type": "object", "properties": properties}
 
 
 def test_text_before_a_call_does_not_wait_for_it() -> None:
@@ -112,6 +114,32 @@ def test_a_call_can_be_forced(client: TestClient, choice: Any, tools: Any) -> No
     assert streamed["index"] == 0
     assert streamed["function"] == call["function"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_that_a_stop_string_cuts_is_not_reported_as_whole(client: TestClient) -> None:
+    schema = {"properties": {"x": {"enum": ["p\nb STOP c"]}}, "required": ["x"],
+              "additionalProperties": False}  # fmt: skip
+    tool = {"type": "function", "function": {"name": "add", "parameters": schema}}
+    asked = ASK | {"tools": [tool], "tool_choice": "required"}
+    for stop, reason in ((["STOP"], "stop"), (["never"], "tool_calls")):
+        (told,) = client.post(CHAT, json=asked | {"stop": stop}).json()["choices"]
+        assert told["finish_reason"] == reason
+        (call,) = told["message"]["tool_calls"]
+        # A schema without a type still asks for an object.
+        assert call["function"]["arguments"].startswith('{"x":')
+
+
+def test_earlier_calls_without_arguments_have_an_empty_object(ask: Ask) -> None:
+    template = CALLING.replace("{{ m", "{% for c in m.tool_calls or [] %}{% for k, v in "
+                               "c.function.arguments | items %}{{ k }}{{ v }}{% endfor %}"
+                               "{% endfor %}{{ m", 1)  # fmt: skip
+    assert template != CALLING
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": ""}}
+    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "content": "5", "tool_call_id": "1"}]  # fmt: skip
+    ids = ask("/tokenize", template, None, messages=messages).json()
+    used = ask(CHAT, template, "so", messages=messages).json()["usage"]
+    assert used["prompt_tokens"] == ids["count"]
 
 
 def test_tools_are_shown_to_the_model_unless_they_must_not_be_called(client: TestClient) -> None:

@@ -12,14 +12,16 @@ from serving import CHAT, USER, Ask, read
 import tiny
 from draftsmith.server.calls.formats import FORMATS
 from draftsmith.server.reader import Reader
-from draftsmith.server.tools import described
+from draftsmith.server.tools import described, with_calls
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "Füge hinzu", "parameters": {
     "type": "object", "properties": {"x": {"enum": ["p", "q"]}}, "required": ["x"],
     "additionalProperties": False}}}  # fmt: skip
 FUNCTION = {"name": "add", "arguments": {"x": "é"}}
-CALL = {"role": "assistant", "content": "",
-        "tool_calls": [{"id": "1", "type": "function", "function": FUNCTION}]}  # fmt: skip
+CALL: dict[str, Any] = {
+    "role": "assistant", "content": "",
+    "tool_calls": [{"id": "1", "type": "function", "function": FUNCTION}],
+}  # fmt: skip
 RESULT = {"role": "tool", "content": "5", "tool_call_id": "1"}
 NO_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
@@ -36,9 +38,8 @@ UNKNOWN = "{% if tools %}<some_call>{% endif %}" + tiny.TEMPLATE
 def rendered(template: str, messages: list[dict[str, Any]], tools: list[Any]) -> str:
     tokenizer = copy.deepcopy(tiny.tokenizer())
     tokenizer.chat_template = template
-    text: str = tokenizer.apply_chat_template(
-        described(tokenizer, messages, tools, "hermes"), tokenize=False
-    )
+    shown = described(tokenizer, messages, tools, "hermes") if tools else messages
+    text: str = tokenizer.apply_chat_template(with_calls(tokenizer, shown, {}), tokenize=False)
     return text
 
 
@@ -68,6 +69,39 @@ def test_s5_earlier_calls_and_results_are_text_where_the_template_has_none() -> 
         assert rendered(template, history, []) == expected
         assert expected.removeprefix("<s>user: hello") in rendered(template, history, [TOOL])
     assert history == before
+
+
+CALLS = "{% for c in m.tool_calls or [] %}<f>CALL</f>{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' and CONDITION %}" + CALLS
+    + "{% elif m.role != 'assistant' %}<{{ m.role }}>{{ m.content }}{% else %}{{ m.content }}"
+    "{% endif %}{% endfor %}"
+)  # fmt: skip
+
+
+def of_calls(call: str, condition: str = "m.tool_calls") -> str:
+    return TEMPLATE.replace("CALL</f>", call + "</f>").replace("CONDITION", condition)
+
+
+@pytest.mark.parametrize(("template", "shown"), [
+    (of_calls("{{ c.function.arguments | tojson }}"), '<f>{"x": "é"}</f>'),
+    (of_calls("{{ '' + c.function.arguments }}"), '<f>{"x": "é"}</f>'),  # DeepSeek's
+    (of_calls("{{ c.function.arguments }}"), '<f>{"x": "é"}</f>'),
+    (of_calls("{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}"),
+     "<f>x=é</f>"),
+    (of_calls("{% if c.id|length != 9 %}{{ raise_exception('ids') }}{% endif %}{{ c.id }} "
+              "{{ c.function.arguments | tojson }}"), '<f>6b86b273f {"x": "é"}</f>'),  # Mistral's
+    (of_calls("", "false"), "<tool_call>"),  # it drops calls
+])  # fmt: skip
+def test_calls_are_written_as_the_template_reads_them(template: str, shown: str) -> None:
+    assert shown in rendered(template, [USER, CALL, RESULT], [])
+    assert rendered(template, [USER], []) == "<user>hello"
+
+
+def test_ids_of_nine_letters_and_digits_stay() -> None:
+    template = "{{ 'length != 9' }}" + of_calls("{{ c.id }}{{ c.function.arguments }}")
+    call = {**CALL, "tool_calls": [{**CALL["tool_calls"][0], "id": "abcDEF123"}]}
+    assert "<f>abcDEF123" in rendered(template, [USER, call], [])
 
 
 @pytest.mark.parametrize("template", [tiny.TEMPLATE, NO_SYSTEM, UNKNOWN])

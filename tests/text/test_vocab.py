@@ -18,6 +18,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 import tiny
 from draftsmith.errors import LoadError, UnsupportedError
+from draftsmith.text import tokenizer
 from draftsmith.text.vocab import Vocabulary, complete, intersect
 
 SHARED = ("gpt2", "qwen2", "llama2", "llama3", "mistral-v1", "phi-2", "falcon", "t5-small")
@@ -309,6 +310,13 @@ def test_what_cannot_be_told_is_refused() -> None:
     without = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
     with pytest.raises(UnsupportedError, match="single letter or digit"):
         Vocabulary.of(without)
+
+
+def test_a_tokenizer_may_have_upper_case_letters_only() -> None:
+    bases = Tokenizer(models.WordLevel({"A": 0, "C": 1, "G": 2, "T": 3}, unk_token="A"))
+    bases.decoder = decoders.Fuse()
+    assert Vocabulary.of(PreTrainedTokenizerFast(tokenizer_object=bases)).tokens[2] == b"G"
+    assert tokenizer.opening(PreTrainedTokenizerFast(tokenizer_object=bases)) == ()
 
 
 def test_tokens_that_depend_on_their_neighbours_are_refused() -> None:

@@ -386,7 +386,7 @@ def judge_plainly(
     found = verify(
         draft, compute, sequence.distribution, sequence.sampler, sequence.prefix, sequence.emit
     )
-    sequence.stats.passes += len(found.tokens)
+    sequence.stats.passes += len(found.tokens) - 1  # `learn` counts one
     return outputs[0], replace(found, path=(), nodes=(None,) * len(found.tokens))
 
 

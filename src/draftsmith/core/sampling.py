@@ -400,7 +400,10 @@ class TorchSampler(Sampler):
     def accept(self, ratio: float) -> bool:
         device = self.generator.device if self.generator is not None else "cpu"
         # Strictly less: a ratio of 0 must never be accepted, and the number is in [0, 1).
-        return float(torch.rand((), generator=self.generator, device=device)) < ratio
+        return (
+            float(torch.rand((), generator=self.generator, dtype=torch.float32, device=device))
+            < ratio
+        )
 
     @property
     def predicts(self) -> bool:

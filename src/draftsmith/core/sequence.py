@@ -222,9 +222,10 @@ class Sequence:
             del self.logprobs[self.generated :]  # an entry of a token that was not emitted
         missing = self.generated - len(self.sources)
         self.sources += [TARGET] * missing
-        self.stats.passes += 1
+        self.stats.passes += missing > 0
         self.stats.tokens += missing
 
+    @torch.inference_mode(False)  # a caller's mode must not decide where it can be written
     def prefix(self) -> Tensor:
         """Return (1, padding + T) ids as a tensor for processors; a view that grows in place."""
         length = len(self.padding) + len(self.ids)

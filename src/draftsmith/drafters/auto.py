@@ -101,7 +101,7 @@ class Auto(Drafter):
     """Whether answers begin with logit rows that `draftsmith tune auto` saved for this model."""
     head: Any = None
     """A drafter with a trained head, `eagle3(model=…)` or `mtp()`. Its probabilities join the
-    mixture where computing them pays."""
+    mixture where computing them pays; of its options `depth` counts, and `nodes` does not."""
 
     def __post_init__(self) -> None:
         switches(self)
@@ -112,6 +112,8 @@ class Auto(Drafter):
                     f"{self.name}: head must be a drafter with a trained head, eagle3(model=…) or "
                     f"mtp(), got {head}"
                 )
+            if head.sample:
+                raise OptionError(f"{self.name}: its head drafts guesses only; leave out sample")
             object.__setattr__(self, "head", head)
 
     @property

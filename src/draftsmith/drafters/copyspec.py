@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.drafters.ngrams import Copier
+from draftsmith.drafters.ngrams import Copier, index_bytes
 from draftsmith.drafters.options import at_least, one_of, switches
 
 
@@ -39,6 +39,9 @@ class CopySpec(Drafter):
     def preferred_width(self) -> int:
         """Return at least 1: with block=0 the drafter is still called, which costs a look-up."""
         return max(1, self.block)
+
+    def bytes_for(self, positions: int) -> int:
+        return max(super().bytes_for(positions), index_bytes((self.gamma,), positions))
 
     def open(self, ctx: Context) -> DrafterState:
         sizes = (self.gamma,)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
-from draftsmith.drafters.ngrams import History, common_past
+from draftsmith.drafters.ngrams import History, common_past, index_bytes
 from draftsmith.drafters.options import at_least
 
 BUCKETS = (1, 2, 3, 5, 9, 17, 33)
@@ -46,6 +46,15 @@ class LongestMatch(Drafter):
     def preferred_width(self) -> int:
         return self.max
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Lengths of the n-grams, longer ones first: they are rarer, so their recent occurrences
+        reach further back."""
+        return self.min + 2, self.min + 1, self.min
+
+    def bytes_for(self, positions: int) -> int:
+        return max(super().bytes_for(positions), index_bytes(self.sizes, positions))
+
     def open(self, ctx: Context) -> DrafterState:
         return _Matcher(self, ctx)
 
@@ -53,8 +62,7 @@ class LongestMatch(Drafter):
 class _Matcher(DrafterState):
     def __init__(self, config: LongestMatch, ctx: Context) -> None:
         self.config = config
-        # Longer n-grams first: they are rarer, so their recent occurrences reach further back.
-        self.history = History(ctx, (config.min + 2, config.min + 1, config.min))
+        self.history = History(ctx, config.sizes)
         self.trust = [Trust(prior) for prior in (0.2, 0.5, 0.75, 0.85, 0.92, 0.95, 0.97)]
         self._bucket: int | None = None
 

@@ -13,6 +13,12 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, DrafterState
 from draftsmith.core.stats import PREDICTION
 
+
+def index_bytes(sizes: Iterable[int], positions: int) -> int:
+    """Return the most bytes of an index for each size; an n-gram takes eight bytes per id."""
+    return sum(300 + 8 * n for n in sizes) * positions
+
+
 SEAM = -1
 """Separates the prediction from the sequence. No id has this value, so no match spans both."""
 

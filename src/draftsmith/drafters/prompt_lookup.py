@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.drafters.ngrams import Copier
+from draftsmith.drafters.ngrams import Copier, index_bytes
 from draftsmith.drafters.options import at_least, one_of
 from draftsmith.errors import OptionError
 
@@ -42,8 +42,8 @@ class PromptLookup(Drafter):
         return self.tokens
 
     def bytes_for(self, positions: int) -> int:
-        """Return the size of one index for each n; an n-gram takes eight bytes per id."""
-        return (300 + 8 * self.max) * (self.max - self.min + 1) * positions
+        """Return the size of one index for each n."""
+        return index_bytes(range(self.min, self.max + 1), positions)
 
     def open(self, ctx: Context) -> DrafterState:
         sizes = range(self.max, self.min - 1, -1)

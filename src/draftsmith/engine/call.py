@@ -60,6 +60,8 @@ class Call(AbstractContextManager["Call"]):
             for sequence in self.sequences:
                 self._resources.check(sequence)
                 self._scheduler.add(sequence)
+        for sequence in self.sequences:
+            sequence.thread = threading.current_thread()
         for sequence in self._scheduler.step():
             sequence.book()
         return self._scheduler.unfinished

@@ -147,7 +147,7 @@ class Request:
         self, prompts: abc.Sequence[Any], n: int = 1, *, streaming: bool = False
     ) -> list[TextSequence]:
         """Create `n` sequences per prompt, with the seeds seed, seed+1, … and copied processors."""
-        encoded, tokenizer = [], self.drafting.model.tokenizer
+        encoded, tokenizer = list[tuple[Request, Any]](), self.drafting.model.tokenizer
         for index, prompt in enumerate(prompts):
             try:
                 ids = self.encode(prompt)
@@ -156,13 +156,17 @@ class Request:
                     raise
                 raise PromptError(f"prompt {index} of {len(prompts)}: {error}") from error
             # A text is continued. The answer to messages, and perhaps to ids, begins a new text.
-            goes_on = isinstance(prompt, str) or text.continues(prompt, self.template)
-            encoded.append((ids, text.last_written(tokenizer, ids) if goes_on else ()))
+            last = not isinstance(prompt, str) and text.continues(prompt, self.template)
+            goes_on, asked = last or isinstance(prompt, str), self
+            if last and self.thoughts is not None:
+                asked = replace(self, thoughts=self.thoughts.after(prompt[-1]["content"]))
+            encoded.append((asked, (ids, text.last_written(tokenizer, ids) if goes_on else ())))
         if len(encoded) * n == 1:
-            return [self.sequence(*encoded[0], streaming=streaming)]
+            asked, one = encoded[0]
+            return [asked.sequence(*one, streaming=streaming)]
         return [
-            self._for_answer(turn).sequence(*one, streaming=streaming)
-            for one in encoded
+            asked._for_answer(turn).sequence(*one, streaming=streaming)
+            for asked, one in encoded
             for turn in range(n)
         ]
 

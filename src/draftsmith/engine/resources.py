@@ -172,13 +172,22 @@ class Resources:
 
     def wait_for_memory(self) -> None:
         """Wait for other threads to end sequences; raise OptionError if only this one has any."""
-        threads = {sequence.thread for sequence in list(self.admitted)}
-        if threads == {threading.get_ident()}:
-            raise OptionError(
-                f"paused streams of this thread hold all the memory (memory={self.memory:,}); "
-                "close one, read it to its end, or raise memory"
-            )
+        self.check_waiting()
+        self.pause()
+
+    def pause(self) -> None:
+        """Wait a moment for other threads."""
         sleep(10 * _POLL)
+
+    def check_waiting(self) -> None:
+        """Raise OptionError if no other thread runs passes for sequences that hold the memory."""
+        threads = {sequence.thread for sequence in list(self.admitted)}
+        others = threads - {None, threading.current_thread()}
+        if threads and not any(thread.is_alive() for thread in others if thread is not None):
+            raise OptionError(
+                f"paused streams hold all the memory (memory={self.memory:,}); close one, read it "
+                "to its end, or raise memory"
+            )
 
     def retire(self, sequence: TextSequence, runner: Runner, interrupted: bool) -> None:
         """Free what a finished sequence holds; its row may be kept for prompts that begin alike.

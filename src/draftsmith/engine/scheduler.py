@@ -8,8 +8,9 @@ is plain code for one thread at a time; `Resources.turns` serializes the passes 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from threading import get_ident
+from threading import current_thread
 from time import perf_counter
 
 from draftsmith.core.loop import LEAST_CHUNK, start, step, unread
@@ -28,8 +29,10 @@ _STALL = (
 class Scheduler:
     """Schedules the sequences of one call, or of the engine's thread."""
 
-    def __init__(self, resources: Resources) -> None:
+    def __init__(self, resources: Resources, wait: Callable[[], None] | None = None) -> None:
+        """`wait` is called if there is no memory for any sequence."""
         self.resources = resources
+        self._wait = resources.wait_for_memory if wait is None else wait
         # Without kept rows, the model may have changed since the last call.
         fresh = not resources.prefixes.most
         self.runner = Runner(resources.model) if fresh else resources.runner
@@ -53,7 +56,7 @@ class Scheduler:
         """Run one pass; return the sequences that took part in it, or failed before it.
 
         If there is no memory for any sequence, waits a moment instead. Raises OptionError if the
-        model is in training mode, or if only paused streams of this thread hold the memory.
+        model is in training mode, and the errors of `wait`.
         """
         if not self.unfinished:
             return []
@@ -61,7 +64,7 @@ class Scheduler:
         with turns.wait(), turns.lock, turns.owner():
             served = self._step()
         if not served and not self.running:
-            self.resources.wait_for_memory()
+            self._wait()
         return served
 
     def abort(self, sequence: TextSequence, *, interrupted: bool = False) -> None:
@@ -124,7 +127,7 @@ class Scheduler:
                 failed.append(sequence)
                 continue
             sequence.row.rewinds = sequence.rewinds
-            sequence.admitted_at, sequence.thread = perf_counter(), get_ident()
+            sequence.admitted_at, sequence.thread = perf_counter(), current_thread()
             self.running.append(sequence)
             self.resources.admitted.append(sequence)
         return failed

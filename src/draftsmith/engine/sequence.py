@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import abc, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,8 +105,8 @@ class TextSequence(Sequence):
         """Maximum memory it can use (`memory.MemoryNeed`); None: not computed yet."""
         self.admitted_at: float | None = None
         """Time at which its row was opened."""
-        self.thread = 0
-        """Thread that opened its row."""
+        self.thread: threading.Thread | None = None
+        """Thread that last ran a pass for it."""
 
     def book(self) -> None:
         """Create pieces for the tokens since the last call."""

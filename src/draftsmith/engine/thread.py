@@ -32,12 +32,15 @@ Listener = Callable[[TextSequence, bool], None]
 True if it has ended."""
 
 
+LOOK = 1.0
+"""Seconds after which a waiting thread looks whether it waits for itself."""
+
+
 class EngineThread:
     """Runs the requests of any thread; starts with the first one and sleeps when there are none."""
 
     def __init__(self, resources: Resources) -> None:
-        self._resources = resources
-        self.turns = resources.turns
+        self.resources = resources
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._listeners: dict[TextSequence, Listener] = {}
         """Used by the thread only."""
@@ -57,7 +60,7 @@ class EngineThread:
         Raises OptionError for a sequence that needs more memory than there is, and after `close`.
         """
         for sequence in sequences:
-            self._resources.check(sequence)
+            self.resources.check(sequence)
         with self._lock:
             if not self.alive:
                 raise OptionError("this engine is closed; create another one")
@@ -86,7 +89,7 @@ class EngineThread:
     # --- in the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._scheduler = Scheduler(self._resources)
+        self._scheduler = Scheduler(self.resources, self.resources.pause)
         try:
             while not self._closing:
                 self._run_commands()
@@ -210,12 +213,19 @@ class Handle(Iterator[Piece]):
 
     def _wait(self, ready: Callable[[], bool], end: float | None = None) -> bool:
         """Sleep until `ready` may have changed; return False if it has not by the time `end`."""
-        self._thread.turns.check()
+        self._thread.resources.turns.check()
         woken = threading.Lock()
         woken.acquire()
         self._wakers.append(woken.release)
-        left = -1.0 if end is None else max(0.0, end - perf_counter())
-        return ready() or woken.acquire(timeout=left)
+        while not ready():
+            left = LOOK if end is None else min(LOOK, end - perf_counter())
+            if left <= 0:
+                return False
+            if woken.acquire(timeout=left):
+                return True
+            if self._sequence.admitted_at is None:
+                self._thread.resources.check_waiting()
+        return True
 
     def __next__(self) -> Piece:
         while not self._has_news():

@@ -102,6 +102,8 @@ def build_app(options: Options) -> serve.Application:
         "ray_actor_options": {"num_cpus": options.cores, "num_gpus": options.gpus},
     }
     scaling = options.deployment.get("autoscaling_config")
+    if scaling is None and options.deployment.get("num_replicas") == "auto":
+        scaling = {}
     if scaling is None:
         chosen["num_replicas"] = options.replicas
     chosen |= options.deployment

@@ -15,7 +15,6 @@ import zlib
 from collections import abc
 from collections.abc import Hashable
 from contextlib import AbstractContextManager
-from math import nextafter
 from threading import RLock
 from time import perf_counter
 from typing import Any
@@ -46,6 +45,7 @@ from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations import refusals
 from draftsmith.model.exact.find import exactly
 from draftsmith.model.forward import unwrapped
+from draftsmith.model.generation_config import filters
 from draftsmith.model.load import LOADING_HINTS, load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.openmp import end_team
@@ -461,12 +461,9 @@ def _sampling(config: Any) -> SamplingParams:
     """Describe the distribution to drafters. The processors compute it."""
     if not config.do_sample:
         return SamplingParams()
-    return SamplingParams(
-        temperature=1.0 if config.temperature is None else config.temperature,
-        top_k=config.top_k or 0,
-        top_p=min(config.top_p or 1.0, 1.0),
-        min_p=min(config.min_p or 0.0, nextafter(1.0, 0.0)),  # transformers allows 1
-    )
+    warmth = 1.0 if config.temperature is None else config.temperature
+    # transformers allows any temperature above 0, also infinity.
+    return SamplingParams(temperature=min(max(warmth, 1e-30), 1e30), **filters(vars(config)))
 
 
 def _with_stop_strings(call: dict[str, Any], stops: Any, model_config: Any) -> dict[str, Any]:

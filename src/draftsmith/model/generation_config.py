@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import nextafter
 from typing import Any
 
 import torch
@@ -51,9 +52,19 @@ def sampling_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: settings[name] for name in _INHERITED if settings.get(name) is not None}
     if "stop_strings" in found:
         found["stop"] = found.pop("stop_strings")
+    found |= {name: value for name, value in filters(found).items() if name in found}
     if not settings.get("do_sample"):
         return found | {"temperature": 0.0}
     return {"temperature": 1.0} | found
+
+
+def filters(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the filters of a config as SamplingParams takes them: transformers checks no range."""
+    return {
+        "top_k": max(settings.get("top_k") or 0, 0),
+        "top_p": min(settings.get("top_p") or 1.0, 1.0),
+        "min_p": min(settings.get("min_p") or 0.0, nextafter(1.0, 0.0)),
+    }
 
 
 def config_processors(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from draftsmith.engine.engine import Engine
 
 
-def create_app(engine: Engine, *, keys: Iterable[str] = (), **settings: Any) -> FastAPI:
+def create_app(engine: Engine, *, keys: Iterable[str] | None = None, **settings: Any) -> FastAPI:
     """Return the endpoints of `draftsmith serve` as an ASGI application, to mount in another one.
 
     `keys`: one or several API keys; without any, requests need none. `settings`: options of the

@@ -16,7 +16,7 @@ from draftsmith.server.alternatives import Logprob
 from draftsmith.server.calls.source import Call, MoreArguments, Part, TextPart, add, new_id
 from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
-from draftsmith.server.schema import ChatRequest, CompletionRequest
+from draftsmith.server.schema import ChatRequest, CompletionRequest, arguments_of
 from draftsmith.server.worker import Chunk, Job
 
 log = logging.getLogger(__name__)
@@ -135,6 +135,8 @@ class Choice(Delta):
         if self.result is None:
             return None
         whole = self.calls and self.result.finish_reason == "stop"
+        if whole and self.stop is not None:  # it may have cut the last call
+            whole = not isinstance(arguments_of(self.calls[-1].arguments), str)
         return "tool_calls" if whole else self.result.finish_reason
 
 

@@ -66,6 +66,11 @@ class Arrival(NamedTuple):
     """Size of the body."""
 
 
+def salt_of(body: ChatRequest | CompletionRequest, caller: str) -> str:
+    """Return the cache salt of a request; `caller`: that of its API key."""
+    return caller if body.cache_salt is None else f"given:{body.cache_salt}"
+
+
 class Api:
     """One engine, with the settings, worker, metrics and threads of its server."""
 
@@ -80,7 +85,15 @@ class Api:
         capacity = engine.max_batch + settings.queue
         self.worker = Worker(engine, capacity, self.metrics.observe)
         self.metrics.watch(self.worker)
-        self._preparing = ThreadPoolExecutor(capacity, "draftsmith-prompts")
+        self._capacity, self._closed = capacity, True
+        self.open()
+
+    def open(self) -> None:
+        """Accept requests, also after `close`: an application may be started more than once."""
+        if not self._closed:
+            return
+        self._closed = self.worker.draining = False
+        self._preparing = ThreadPoolExecutor(self._capacity, "draftsmith-prompts")
         """One thread for each request, so that a short prompt never waits for another prompt."""
         self._long = asyncio.Lock()
         """Held while a long prompt is prepared, so that long prompts use at most one core."""
@@ -119,6 +132,7 @@ class Api:
 
     def close(self) -> None:
         """End all answers and the threads that prepare requests; leave the engine open."""
+        self._closed = True
         self.worker.end_all()
         for job in [*self.worker.jobs]:
             job.close()
@@ -155,6 +169,7 @@ class Api:
             "thoughts": chat.thoughts,
             "grammar": chat.grammar,
         }
+        salt = salt_of(body, salt)
         job = await self._submit(body, [chat.messages], salt, options, request)
         with job.closed_on_error():
             reader = partial(chat.reader, self.tokenizer, self.markers, job.prompt)
@@ -173,6 +188,7 @@ class Api:
             prompts = self._gaps(prompts, body.suffix)
         grammar = grammar_of(body.response_format)
         echoes: Sequence[Delta | None] = [None] * len(prompts)
+        salt = salt_of(body, salt)
         if body.echo:
             echoes = await unless_gone(request, self._echoes(body, prompts, salt, request))
         job = await self._submit(body, prompts, salt, {"grammar": grammar}, request)
@@ -244,7 +260,7 @@ class Api:
         ends = end_ids(self.engine.model)
         options = body.options(self.settings.max_output, ends) | dict(more)
         grammar = options["grammar"]
-        options["cache_salt"] = salt if body.cache_salt is None else f"given:{body.cache_salt}"
+        options["cache_salt"] = salt
         if self.settings.log_prompts:
             log.info("prompts", extra={"fields": {"prompts": list(prompts)}})
         arrival: Arrival = request.state.arrival

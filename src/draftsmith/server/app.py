@@ -18,6 +18,7 @@ import draftsmith
 from draftsmith.errors import DraftsmithError, LoadError, first_line
 from draftsmith.server import messages, page, reference, responses
 from draftsmith.server.api import Api, Arrival, log
+from draftsmith.server.chats import Chat
 from draftsmith.server.ignored import HEADER, Ignored
 from draftsmith.server.refusals import Refusal, hint
 from draftsmith.server.schema import (
@@ -61,6 +62,7 @@ def application(api: Api) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        api.open()
         yield
         api.close()
 
@@ -174,13 +176,17 @@ def application(api: Api) -> FastAPI:
     @app.post("/tokenize", dependencies=[Depends(salt)])
     def tokenize(body: TokenizeRequest, response: Response) -> dict[str, Any]:
         """Convert a prompt, or messages formatted by the chat template, to token ids."""
-        checked(body).named(response)
+        ignored = checked(body)
         if body.messages is not None:
             opening = {name: getattr(body, name) for name in OPENING}
-            chat = [message.plain() for message in body.messages]
-            ids = render_chat(api.tokenizer, chat, opening)
+            if not any(value is not None for value in opening.values()):
+                opening["add_generation_prompt"] = True
+            asked = ChatRequest(messages=body.messages, **opening)
+            chat = Chat.of(asked, api.tokenizer, settings.tool_format, ignored)
+            ids = render_chat(api.tokenizer, chat.messages, chat.template)
         else:
             ids = encode(api.tokenizer, body.prompt or "", special=body.add_special_tokens)
+        ignored.named(response)
         return {"tokens": ids, "count": len(ids), "max_model_len": api.engine.model.context_length}
 
     @app.post("/detokenize", dependencies=[Depends(salt)])

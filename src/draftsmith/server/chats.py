@@ -14,7 +14,7 @@ from draftsmith.server.ignored import Ignored
 from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, Message, ResponseFormat
-from draftsmith.server.tools import USUAL, described, forced_call
+from draftsmith.server.tools import USUAL, described, forced_call, with_calls
 from draftsmith.text.grammar import Grammar
 from draftsmith.text.thoughts import Thoughts
 from draftsmith.text.tokenizer import OPENING, continues, decode, reserved
@@ -60,6 +60,7 @@ class Chat:
         chat.goes_on = continues(messages, template)  # raises OptionError for contradictions
         chat._think(body, tokenizer)
         chat._show_tools(body, tokenizer, family, ignored)
+        chat.messages = with_calls(tokenizer, chat.messages, chat.template)
         return chat
 
     def reader(self, tokenizer: Any, markers: Mapping[int, str], prompt: Sequence[int]) -> Reader:
@@ -89,11 +90,11 @@ class Chat:
                     param="thinking_token_budget",
                 )
             return
-        said = self.messages[-1]["content"] if self.goes_on else ""
-        begun = said.rfind(found.begin) > said.rfind(found.end) if said.strip() else None
-        if begun is not None and not found.begin:
-            return  # harmony: the prompt ends inside the final answer, after any reasoning
-        self.thoughts = replace(found, limit=limit, begun=begun)
+        made = replace(found, limit=limit).after(
+            self.messages[-1]["content"] if self.goes_on else ""
+        )
+        if made.begun is None or found.begin:  # harmony's answers are after any reasoning
+            self.thoughts = made
 
     def _show_tools(
         self, body: ChatRequest, tokenizer: Any, family: str | None, ignored: Ignored
@@ -107,13 +108,14 @@ class Chat:
         given, taught = [tool.plain() for tool in tools], family_of(tokenizer)
         family = family or taught
         self.own = family is None and declares(tokenizer)
-        if shows_tools(tokenizer) and (family or self.own or not given):
-            self.template |= {"tools": given} if given else {}
+        if not given:
+            pass
+        elif shows_tools(tokenizer) and (family or self.own):
+            self.template["tools"] = given
         else:
-            if given:
-                ignored.add(
-                    "tools were described in a prompt: the chat template has no format for them"
-                )
+            ignored.add(
+                "tools were described in a prompt: the chat template has no format for them"
+            )
             self.messages = described(tokenizer, self.messages, given, family or USUAL)
         if taught is not None and FORMATS[taught].thinks:
             self.family = taught

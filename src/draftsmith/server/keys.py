@@ -17,9 +17,9 @@ VARIABLE = "DRAFTSMITH_API_KEYS"
 class Keys:
     """The accepted API keys. If there are none, all requests are accepted."""
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
+    def __init__(self, keys: Iterable[str] | None = None) -> None:
         """`keys`: a string is one key. Raises OptionError for a key without characters."""
-        keys = [keys] if isinstance(keys, str) else [*keys]
+        keys = [keys] if isinstance(keys, str) else [*(keys or ())]
         if wrong := [key for key in keys if not isinstance(key, str) or not key.strip()]:
             raise OptionError(f"keys must be non-empty strings, got {wrong[0]!r}")
         self._digests = [

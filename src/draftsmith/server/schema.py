@@ -154,7 +154,7 @@ class Message(Section):
                     "type": "function",
                     "function": {
                         "name": call.function.name,
-                        "arguments": arguments_of(call.function.arguments),
+                        "arguments": arguments_of(call.function.arguments.strip() or "{}"),
                     },
                 }
                 for call in self.tool_calls

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from itertools import product
 from typing import Any
 
 from draftsmith.server.calls.formats import FORMATS
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, Tool
 from draftsmith.text.grammar import Grammar, schemas
-from draftsmith.text.tokenizer import shows_system
+from draftsmith.text.tokenizer import sample
 
 USUAL = "hermes"
 """Format of the tool calls if the chat template has none."""
+
+_SYSTEM = [{"role": "system", "content": "SHOWN"}, {"role": "user", "content": "hello"}]
+"""A chat that shows whether a template has system messages."""
 
 _PROMPT = """You may call functions to help with the request. These are the functions:
 <tools>
@@ -30,22 +36,17 @@ def described(
     """Return the messages with the tools described as text, for a chat template without tools.
 
     The description is added to the system message (a new one if there is none), or to the first
-    message if the template has no system messages. Earlier calls and their results become text,
-    unless the template has calls.
+    message if the template has no system messages.
     """
-    known = "tool_calls" in str(getattr(tokenizer, "chat_template", None) or "")
-    shown = [*messages] if known else _as_text(messages)
-    if not tools:
-        return shown
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     prompt = _PROMPT.format(tools=listed, example=FORMATS[family].example)
-    first = shown[0]
-    if first["role"] != "system" and shows_system(tokenizer):
-        return [{"role": "system", "content": prompt}, *shown]
+    first = messages[0]
+    if first["role"] != "system" and "SHOWN" in sample(tokenizer, _SYSTEM, {}):
+        return [{"role": "system", "content": prompt}, *messages]
     text = f"{first['content']}\n\n{prompt}" if first["role"] == "system" else (
         f"{prompt}\n\n{first['content']}"
     )  # fmt: skip
-    return [{**first, "content": text}, *shown[1:]]
+    return [{**first, "content": text}, *messages[1:]]
 
 
 def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -70,6 +71,72 @@ def _as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return shown
 
 
+def with_calls(
+    tokenizer: Any, messages: Sequence[dict[str, Any]], template: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the messages with earlier calls and results as the chat template shows them.
+
+    Most templates read arguments as an object. DeepSeek's read text, and some of them show a call
+    only beside a content of None. Mistral's accept only ids of nine letters and digits. Where a
+    template shows no call, calls and results become text. `template`: variables of the template.
+    """
+    if not any(one["role"] == "tool" or one.get("tool_calls") for one in messages):
+        return [*messages]
+    call = {"id": "123456789", "type": "function",
+            "function": {"name": "f", "arguments": {"x": "SHOWN"}}}  # fmt: skip
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "1", "name": "f", "tool_call_id": call["id"]},
+    ]
+    made = {
+        form: sample(tokenizer, [_read(one, *form) for one in chat], template)
+        for form in product(("", None), (False, True))
+    }
+    # A template that writes an object as Python does needs the text.
+    good = (form for form, text in made.items() if "SHOWN" in text and "{'x'" not in text)
+    form = next(good, None)
+    written, last = str(getattr(tokenizer, "chat_template", None) or ""), messages[-1]
+    if form is None and ("tool_calls" not in written or any(made.values())):
+        return _as_text(messages)
+    nine = "length != 9" in written
+    return [_read(one, *(form or ("", False)), nine=nine, last=one is last) for one in messages]
+
+
+def _read(
+    message: dict[str, Any],
+    empty: str | None,
+    as_text: bool,
+    nine: bool = False,
+    last: bool = False,
+) -> dict[str, Any]:
+    """Return a message with calls in one form.
+
+    `empty`: the content of a message without text. `as_text`: arguments are JSON text. `nine`: ids
+    have nine characters. `last`: the message may be continued, so its content stays text.
+    """
+    made = {**message}
+    if nine and "tool_call_id" in made:
+        made["tool_call_id"] = _short(made["tool_call_id"])
+    if not made.get("tool_calls"):
+        return made
+    made["tool_calls"] = calls = deepcopy(made["tool_calls"])
+    for call in calls:
+        given = call["function"]["arguments"]
+        if as_text and not isinstance(given, str):
+            call["function"]["arguments"] = json.dumps(given, ensure_ascii=False)
+        call["id"] = _short(call["id"]) if nine else call["id"]
+    if not made["content"] and not last:
+        made["content"] = empty
+    return made
+
+
+def _short(name: str) -> str:
+    """Return an id of nine letters and digits for any id."""
+    fits = re.fullmatch(r"[a-zA-Z0-9]{9}", name)
+    return name if fits else hashlib.sha256(name.encode()).hexdigest()[:9]
+
+
 def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
     """Return a grammar for one call as a JSON object, if `tool_choice` requires a call."""
     choice = body.tool_choice
@@ -85,7 +152,7 @@ def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
             "properties": {
                 "name": {"const": tool.name},
                 "arguments": _moved(
-                    tool.function.get("parameters") or {"type": "object"},
+                    {"type": "object"} | (tool.function.get("parameters") or {}),
                     f"#/anyOf/{place}/properties/arguments",
                 ),
             },

@@ -11,6 +11,7 @@ import json
 import re
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
+from string import ascii_letters
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -121,7 +122,7 @@ def _inside(component: Any) -> Iterator[Any]:
 
 def _anchor(backend: Tokenizer, special: Mapping[int, str]) -> tuple[int, str, str]:
     """Return an id that writes a letter, the letter, and what the id writes after itself."""
-    for letter in "aeinost0123456789":
+    for letter in "aeinost0123456789" + ascii_letters:
         found = backend.token_to_id(letter)
         if found is None or found in special:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -36,7 +36,7 @@ class Thoughts:
     limit: int | None = None
     """Most tokens of the thoughts; None: no limit of their own."""
     begun: bool | None = None
-    """Whether the prompt has begun them (False: ended them); None: as its last tag says."""
+    """Whether the prompt has begun them (False: ended them); None: as the tag at its end says."""
 
     def __post_init__(self) -> None:
         if self.limit is not None:
@@ -48,6 +48,13 @@ class Thoughts:
         template = str(getattr(tokenizer, "chat_template", None) or "")
         found = (tags for taught, tags in _TAUGHT.items() if re.search(taught, template))
         return next(found, None)
+
+    def after(self, said: str) -> Thoughts:
+        """Return the tags for the rest of an answer that has begun with `said`."""
+        if self.begun is not None or not said.strip():
+            return self
+        thinks = bool(self.begin) and said.rfind(self.begin) > said.rfind(self.end)
+        return replace(self, begun=thinks)
 
     def opened(self, tokenizer: Any, ids: Sequence[int]) -> bool | None:
         """Return whether an answer to the prompt `ids` begins in the midst of thoughts.

@@ -138,7 +138,7 @@ def predicted(tokenizer: Any, prediction: Any, vocab_size: int) -> tuple[int, ..
 def opening(tokenizer: Any) -> tuple[int, ...]:
     """Return the token that the tokenizer puts before every text (`<s>`), or nothing."""
     first = tokenizer.bos_token_id
-    return (first,) if tokenizer("a")["input_ids"][0] == first is not None else ()
+    return (first,) if first is not None and tokenizer("a")["input_ids"][:1] == [first] else ()
 
 
 def continues(messages: Any, template: Mapping[str, Any]) -> bool:
@@ -199,6 +199,8 @@ def render_chat(
         if "role" not in message or "content" not in message:
             raise PromptError(f"a message must have 'role' and 'content', got {sorted(message)}")
         _check_message(message)
+    if any(isinstance(message["content"], list) for message in messages):
+        messages = _with_texts(tokenizer, messages)
     given = dict(template or {})
     ours = reserved(tokenizer)
     if wrong := [name for name in given if not isinstance(name, str) or name in ours]:
@@ -237,13 +239,33 @@ def _check_message(message: Message) -> None:
         )
 
 
-def shows_system(tokenizer: Any) -> bool:
-    """Return whether a chat template accepts a system message and shows its text."""
-    messages = [{"role": "system", "content": "SHOWN"}, {"role": "user", "content": "hello"}]
+def _with_texts(tokenizer: Any, messages: abc.Sequence[Message]) -> abc.Sequence[Message]:
+    """Return the messages with texts for lists of parts, unless the template reads such lists.
+
+    Raises PromptError for a list that is not of texts alone.
+    """
+    shown = sample(
+        tokenizer, [{"role": "user", "content": [{"type": "text", "text": "SHOWN"}]}], {}
+    )
+    if "SHOWN" in shown and "'type'" not in shown:
+        return messages
+    made = []
+    for message in messages:
+        parts = message["content"]
+        if isinstance(parts, list):
+            if not all(isinstance(part.get("text"), str) for part in parts):
+                raise PromptError("this model's chat template takes no parts other than texts")
+            message = {**message, "content": "\n".join(part["text"] for part in parts)}
+        made.append(message)
+    return made
+
+
+def sample(tokenizer: Any, messages: abc.Sequence[Message], template: Mapping[str, Any]) -> str:
+    """Return a chat in the model's template; "" if the template refuses it."""
     try:
-        return "SHOWN" in _rendered(tokenizer, messages, {}, True)
+        return _rendered(tokenizer, messages, template, True)
     except PromptError:
-        return False
+        return ""
 
 
 def _left_open(tokenizer: Any, messages: abc.Sequence[Message], template: Mapping[str, Any]) -> str:
