@@ -118,3 +118,36 @@ def test_every_json_has_a_schema() -> None:
 
     found = {one for name in known() for one in find(application([name])[name], [name])}
     assert found <= SCHEMAS.keys()
+
+
+def test_paths_in_the_file_may_be_below_the_home_folder(
+    file: Path, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 50)
+    file.write_text(f'[run]\nmodel = "{model}"\nattribute-html = "~/page.html"\n')
+    assert call("run", "hello", "--max-tokens", 2).exit_code == 0
+    assert (tmp_path / "page.html").exists()
+    assert (
+        call(
+            "corpus", "build", "-m", model, "--texts", text, "--output=~/made", "--no-filter"
+        ).exit_code
+        == 0
+    )
+    assert (tmp_path / "made").is_dir()
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("[bench.runn]\nruns = 3\n", "command of bench"),
+    ("[bench]\nmodel = 'x'\n", "command of bench"),
+    ("[bench.run]\nmax-tokens = 4\nmax-new-tokens = 5\n", "are one option"),
+])  # fmt: skip
+def test_what_no_command_reads_is_refused_by_all_below_it(
+    file: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    file.write_text(text)
+    records = tmp_path / "records.jsonl"
+    records.write_text('{"prompt": "a"}\n')
+    assert said in fails(2, "bench", "run", records)
+    assert said in fails(2, "config")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -16,6 +19,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    OpenAIGPTConfig,
     PreTrainedTokenizerFast,
 )
 
@@ -226,3 +230,58 @@ def test_impossible_options_are_named(options: dict[str, str], named: str, tmp_p
 def test_built_in_models_are_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load("edit-1m").name == "edit-1m"  # as it was asked for
+
+
+CHANGED = {
+    "sizes": ({"vocab_size": VOCAB + 8}, "other sizes than config.json says"),
+    "layers": ({"num_hidden_layers": 9}, "lacks .* of the model's tensors, such as"),
+    "activation": ({"hidden_act": "nope"}, "KeyError: 'nope'"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_weights_that_do_not_fit_the_configuration_are_refused(
+    folder: Path, tmp_path: Path, case: str
+) -> None:
+    """Weights that are missing would be random."""
+    changes, said = CHANGED[case]
+    new = shutil.copytree(folder, tmp_path / "new")
+    config = json.loads((new / "config.json").read_text(encoding="utf-8"))
+    (new / "config.json").write_text(json.dumps(config | changes), encoding="utf-8")
+    with pytest.raises(LoadError, match=said):
+        load(new)
+
+
+def test_weights_of_a_wrapped_model_are_refused(folder: Path, tmp_path: Path) -> None:
+    new = shutil.copytree(folder, tmp_path / "new")
+    weights = load_file(new / "model.safetensors")
+    save_file({f"_orig_mod.{name}": tensor for name, tensor in weights.items()},
+              new / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+    with pytest.raises(LoadError, match="not one that torch"):
+        load(new)
+
+
+@pytest.mark.parametrize("changed", ["hook", "blocks", "buffer"])
+def test_a_prefix_is_read_again_after_the_model_has_changed(changed: str) -> None:
+    model, ids = build("llama"), prompt(60)
+    engine = Engine(load(model), drafter="none")
+    engine.generate(ids, max_new_tokens=8)
+    layers = model.model.layers
+    if changed == "hook":
+        layers[0].register_forward_hook(lambda *given: given[2] * 1.5)
+    elif changed == "blocks":
+        layers[0].mlp, layers[1].mlp = layers[1].mlp, layers[0].mlp
+    else:
+        model.model.rotary_emb.inv_freq.mul_(1.01)
+    fresh = Engine(load(model), drafter="none").generate(ids, max_new_tokens=8)
+    found = engine.generate(ids, max_new_tokens=8)
+    assert (found.tokens, found.stats.reused_tokens) == (fresh.tokens, 0)
+    assert engine.generate(ids, max_new_tokens=8).stats.reused_tokens > 0
+
+
+def test_blocks_may_return_lists() -> None:
+    config = OpenAIGPTConfig(vocab_size=97, n_embd=64, n_layer=2, n_head=4, n_positions=256)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids = prompt(20)
+    expected = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, 20:]
+    assert Engine(load(model)).generate(ids, max_new_tokens=12).tokens == expected.tolist()

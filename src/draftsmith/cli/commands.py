@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from os.path import expanduser
+from pathlib import Path
 from typing import Any
 
 from cyclopts import (
@@ -71,12 +73,12 @@ def application(words: Sequence[str] = ()) -> App:
         help_format="plaintext",
         help_formatter=_Help(),
         console=Output(),
-        config=(partial(defaults.fill, commands), partial(check, words)),
         version=f"draftsmith {draftsmith.__version__}",
         default_parameter=Parameter(
             negative_bool=(), negative_iterable=(), show_default=_shown, allow_repeating=True
         ),
     )
+    app.config = (partial(defaults.fill, app, commands), partial(check, words))
     if words and words[0] not in commands and not words[0].startswith("-"):
         raise UnknownName("command", words[0], commands)
     for place, (name, entry) in enumerate(commands.items()):
@@ -98,10 +100,18 @@ def application(words: Sequence[str] = ()) -> App:
 def check(
     words: Sequence[str], _app: App, _command: Sequence[str], arguments: ArgumentCollection
 ) -> None:
-    """Refuse misspelt options before a prompt, fractions for integers, and what is not UTF-8."""
+    """Refuse misspelt options before a prompt, fractions for integers, and what is not UTF-8.
+
+    Replaces `~` in paths.
+    """
     free = ("-", *words[words.index("--") :]) if "--" in words else ("-",)
     for argument in arguments:
         whole = argument.resolved_hint in (int, tuple[int, ...])
+        if argument.resolved_hint in (Path, tuple[Path, ...], tuple[Path, Path]):
+            # A shell expands `~` only where a word begins, and not in the file of defaults.
+            argument.tokens[:] = [
+                one.evolve(value=expanduser(one.value)) for one in argument.tokens
+            ]
         for token in argument.tokens:
             if not token.keyword and token.value.startswith("-") and token.value not in free:
                 unknown = Token(keyword=token.value, source="cli")
@@ -133,12 +143,13 @@ class _Help(DefaultFormatter):
             entry.description = " ".join(text.split())
         super().__call__(console, options, panel)
 
-    def render_description(self, console: Any, options: Any, description: Any) -> None:
-        """Print a description; indented lines and examples stay as they are."""
+    def render_description(self, console: Any, options: Any, description: Any) -> None:  # noqa: ARG002
+        """Print a description; lines of examples are not broken, so that they can be copied."""
         about, *examples = re.split(r"\n\n(?=Examples?\n)", str(description.primary_renderable))
         wrapped = re.sub(r"(?<=\S)\n(?=\S)", " ", about)
-        description.primary_renderable = Text("\n\n".join([wrapped, *examples]))
-        super().render_description(console, options, description)
+        console.print(Text(wrapped), end="\n\n")
+        for one in examples:
+            console.print(Text(one), end="\n\n", soft_wrap=True)
 
 
 def _shown(default: Any) -> str | None:

@@ -49,7 +49,7 @@ def _options(app: App, words: list[str], data: Mapping[str, Any]) -> Iterator[tu
     """The options of a command and of those below it, checked."""
     arguments = app.assemble_argument_collection() if app.default_command else None
     if arguments is not None:
-        defaults.fill(known(), app, tuple(words), arguments)
+        defaults.fill(None, known(), app, tuple(words), arguments)
         check((), app, words, arguments)
         for argument in arguments:
             if argument.tokens:
@@ -62,4 +62,8 @@ def _options(app: App, words: list[str], data: Mapping[str, Any]) -> Iterator[tu
             plain = json.loads(json.dumps(value, default=str))
             yield " ".join(words), name.replace("_", "-"), plain
         else:
-            raise UnknownName(f"command of {' '.join(words)} in {defaults.path()}", name, app)
+            raise UnknownName(
+                f"command of {' '.join(words)} in {defaults.path()}",
+                name,
+                [one for one in app if not one.startswith("-")],
+            )

@@ -52,16 +52,32 @@ def table(data: Mapping[str, Any], words: Iterable[str]) -> Mapping[str, Any]:
 
 
 def fill(
-    commands: Collection[str], app: App, words: tuple[str, ...], arguments: ArgumentCollection
+    root: App | None,
+    commands: Collection[str],
+    app: App,
+    words: tuple[str, ...],
+    arguments: ArgumentCollection,
 ) -> None:
     """Give options that were not typed the values of the file.
 
+    `root`: the whole command line, to check the names of commands; None: they are known.
+
     Raises UnknownName or LoadError for what the file cannot mean.
     """
-    given = table(read(commands), words)
+    data = read(commands)
+    if len(words) > 1:
+        for name in table(data, words[:-1]):
+            if root is not None and name not in root[words[0]]:
+                known = [one for one in root[words[0]] if not one.startswith("-")]
+                raise UnknownName(f"command of {words[0]} in {path()}", name, known)
+    given = table(data, words)
     names = {name[2:] for one in arguments for name in one.positives if name.startswith("--")}
     for name in given:
         if name.replace("_", "-") not in names and name not in app:
             raise UnknownName(f"option of {' '.join(words)} in {path()}", name, names)
+    for one in arguments:
+        same = [name for name in given if f"--{name.replace('_', '-')}" in one.names]
+        if len(same) > 1:
+            raise LoadError(f"{' and '.join(same)} in {path()} are one option; keep one of them")
     source = f"{path()}, table {'.'.join(words)}"
     config.Dict(dict(given), use_commands_as_keys=False, source=source)(app, words, arguments)

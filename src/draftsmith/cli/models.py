@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.text import Text
+
 from draftsmith import builtin
 from draftsmith.cli.options import Json
 from draftsmith.cli.render import plain_table
@@ -23,10 +25,9 @@ def models(*, as_json: Json = False) -> None:
     if as_json:
         print_json({"names": names, "cached": cached})
         return
-    table = plain_table("name", "stands for", header=True)
-    table.columns[1].justify = "left"
+    table = plain_table("name", "stands for", header=True, folds=True)
     for one in names:
-        table.add_row(one["name"] + " (default)" * one["default"], one["stands_for"])
+        table.add_row(one["name"] + " (default)" * one["default"], Text(one["stands_for"]))
     stdout().print(table)
     table = plain_table("in the hub's cache", "MB", header=True)
     for one in cached:

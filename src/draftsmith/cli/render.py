@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
@@ -144,9 +144,11 @@ def label(drafter: Drafter) -> str:
 
 
 class _Unpadded(Table):
-    """Make a table without trailing spaces in files and pipes."""
+    """A table that keeps its first column, without trailing spaces in files and pipes."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first = self.columns[0]  # what a row is about; a narrow terminal cuts other columns
+        first.min_width = max((console.measure(cell).maximum for cell in first.cells), default=0)
         rendered = super().__rich_console__(console, options)
         if console.is_terminal:
             yield from rendered
@@ -156,19 +158,24 @@ class _Unpadded(Table):
             yield Segment.line()
 
 
-def plain_table(*columns: str, header: bool = False) -> Table:
-    """A table without lines: reads the same in a terminal, in a file and in a mail."""
+def plain_table(*columns: str, header: bool = False, folds: bool = False) -> Table:
+    """A table without lines: reads the same in a terminal, in a file and in a mail.
+
+    `folds`: the last of two columns is text, which goes on in the next line.
+    """
     table = _Unpadded(box=None, show_header=header, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+        justify: Literal["left", "right"] = "right" if number and not folds else "left"
+        fold: Literal["fold", "ellipsis"] = "fold" if number and folds else "ellipsis"
+        table.add_column(column, justify=justify, overflow=fold, no_wrap=fold != "fold")
     return table
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:
     """Make a table of bold names and their values."""
-    table = plain_table()
+    table = plain_table("", "", folds=True)
     for name, value in facts.items():
-        table.add_row(Text(name, "bold"), Text(value, overflow="fold"))
+        table.add_row(Text(name, "bold"), Text(value))
     return table
 
 

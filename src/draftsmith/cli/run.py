@@ -34,7 +34,7 @@ from draftsmith.cli.render import (
 )
 from draftsmith.cli.report import STOPPED, note, print_json, stdout
 from draftsmith.errors import OptionError, PromptError
-from draftsmith.storage import check_writable, expanded, write_text
+from draftsmith.storage import check_writable, write_text
 
 if TYPE_CHECKING:
     from draftsmith.engine.attribution import Copy
@@ -138,7 +138,7 @@ class AttributionOptions:
                 "--attribute and --show-drafts both colour the answer; give one of them"
             )
         if self.attribute_html is not None:
-            check_writable(expanded(self.attribute_html))
+            check_writable(self.attribute_html)
 
 
 def run(
@@ -201,7 +201,8 @@ def run(
             if "seed" in options:
                 options["seed"] += 1
     except (Exception, KeyboardInterrupt) as error:
-        failure = str(error) or STOPPED
+        stopped = isinstance(error, KeyboardInterrupt)
+        failure = STOPPED if stopped else str(error) or type(error).__name__
         raise
     finally:
         # Also after Ctrl-C or a failure: what was generated is never lost.
@@ -219,9 +220,8 @@ def run(
                 }
             )
         if attribution.attribute_html is not None and results:
-            path = expanded(attribution.attribute_html)
-            write_text(path, html_page(engine, results))
-            note(f"wrote {path}")
+            write_text(attribution.attribute_html, html_page(engine, results))
+            note(f"wrote {attribution.attribute_html}")
         if not late:
             printer.legend([source for result in results for source in result.sources])
         if output.stats:

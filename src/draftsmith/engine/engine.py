@@ -155,7 +155,9 @@ class Engine:
         if not isinstance(answers_file, str | Path | None) or "\0" in str(answers_file):
             raise OptionError(f"answers_file must be a path, got {shown(answers_file)}")
         if answers_file is not None and not answers:
-            raise OptionError("answers_file needs answers=, the maximum bytes of earlier answers")
+            raise OptionError(
+                f"answers_file={str(answers_file)!r} needs answers, the most bytes that are kept"
+            )
         places = dtype, device, device_map
         if isinstance(model, LoadedModel):
             if tokenizer is not None or any(one is not None for one in (*places, revision)):

@@ -1,12 +1,14 @@
-"""Notices that weights or adapters of a model changed."""
+"""Notices that weights, hooks or adapters of a model changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module as modules
 
 
 def stored(tensor: Any) -> Iterator[Tensor]:
@@ -24,17 +26,28 @@ def stored(tensor: Any) -> Iterator[Tensor]:
             yield from stored(part)
 
 
-def state(model: torch.nn.Module) -> tuple[int, ...]:
-    """Return a key that is equal as long as no weight or adapter of the model changed.
+def hooks(model: torch.nn.Module) -> tuple[int, ...]:
+    """Return the numbers of all forward hooks, except transformers' own, which record outputs."""
+    tables = [modules._global_forward_hooks, modules._global_forward_pre_hooks]
+    for module in model.modules():
+        tables += module._forward_hooks, module._forward_pre_hooks
+    found = [pair for table in tables for pair in table.items()]
+    return tuple(n for n, hook in found if not str(hook.__module__).startswith("transformers."))
 
-    It notices weights that were written, replaced or moved, and adapters that were switched. It
-    does not notice writes through `.data`, nor to weights that count no versions.
+
+def state(model: torch.nn.Module) -> tuple[int, ...]:
+    """Return a key that is equal as long as no weight, hook or adapter of the model changed.
+
+    It notices weights and buffers that were written, replaced or moved, exchanged modules that have
+    any, forward hooks, and adapters that were switched. It does not notice writes through `.data`
+    or to weights that count no versions, nor numbers that modules keep as attributes.
     """
-    found = [0, 0, 0]
-    for parameter in model.parameters():
-        for part in stored(parameter):
+    found = [0, 0, 0, hash(hooks(model))]
+    for tensor in chain(model.parameters(), model.buffers()):
+        for part in stored(tensor):
             # Weights laid out by oneDNN have no address.
-            found[0] += id(parameter) if part.is_mkldnn else part.data_ptr()
+            place = id(tensor) if part.is_mkldnn else part.data_ptr()
+            found[0] = hash((found[0], place))
             found[1] += 0 if part.is_inference() else part._version
     for module in model.modules():
         if "lora_A" in vars(module).get("_modules", ()) or hasattr(module, "_disable_adapters"):

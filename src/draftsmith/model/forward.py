@@ -48,6 +48,10 @@ class Forward:
         self._keep = next((n for n in ("logits_to_keep", "num_logits_to_keep") if n in known), None)
         self.picks = "Tensor" in str(known[self._keep].annotation) if self._keep else False
         """Whether the model can return the logits of any list of positions."""
+        text = getattr(model.config, "get_text_config", lambda: model.config)()
+        self._drops = bool(getattr(text, "num_kv_shared_layers", 0))
+        """Whether it may drop positions that a number leaves out before its last layers, for which
+        our masks have other sizes (Gemma 4)."""
         self._cache = cache_name(unwrapped(model).forward)
         self.device = input_device(model)
         self._head_device = torch.device("cpu")
@@ -136,7 +140,7 @@ class Forward:
         A number n asks for at least the last n positions; any other value asks for exactly these.
         """
         last = width - positions[0]
-        if len(positions) == last or not self.picks:
+        if (len(positions) == last and (last == width or not self._drops)) or not self.picks:
             return last
         # Hooks of a device map would move a tensor to the first device instead of the head's, and a
         # compiler would recompile for every list.

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
-from torch.nn.modules import module as modules
 
 from draftsmith.errors import first_line
+from draftsmith.model import changes
 
 CAPTURED = ("cuda",)
 """Types of devices on which passes are captured."""
@@ -34,15 +34,6 @@ Shape = tuple[int, int, tuple[int, ...]]
 """Number of rows, width of each, and layers that are recorded."""
 Body = Callable[[], tuple[Tensor, ...]]
 """Computes a pass from what is in place; copies nothing from the host and never waits."""
-
-
-def has_hooks(model: torch.nn.Module) -> bool:
-    """Whether any module has forward hooks, except transformers' own, which record outputs."""
-    tables = [modules._global_forward_hooks, modules._global_forward_pre_hooks]
-    for module in model.modules():
-        tables += module._forward_hooks, module._forward_pre_hooks
-    hooks = (hook for table in tables for hook in table.values())
-    return any(not str(hook.__module__).startswith("transformers.") for hook in hooks)
 
 
 class Captured:
@@ -148,7 +139,7 @@ class Graphs:
     def notice(self, model: torch.nn.Module) -> str | None:
         """Return why the passes of a model are not graphs although the device captures them."""
         hooks = "CUDA graphs are not used while the model has forward hooks, which they do not call"
-        return hooks if self.captures and has_hooks(model) else self.failure
+        return hooks if self.captures and changes.hooks(model) else self.failure
 
     def count(self, buffer: Any) -> int:
         """Return the number of graphs over a buffer."""

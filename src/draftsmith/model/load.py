@@ -11,7 +11,6 @@ from typing import Any, get_args
 import torch
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -202,7 +201,7 @@ def read_config(source: str, options: dict[str, Any]) -> Any:
     _check_folder(source)
     try:
         config = AutoConfig.from_pretrained(source, **options)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # each configuration class raises errors of its own
         raise LoadError(_explain(source, "the configuration", error)) from None
     _check_config(config, source)
     return config
@@ -231,12 +230,13 @@ def read_model(
     try:
         # Without a map, transformers loads to torch's default device.
         with BUILDING, place if on_cpu else nullcontext():
-            model = AutoModelForCausalLM.from_pretrained(
+            model, info = AutoModelForCausalLM.from_pretrained(
                 source,
                 config=config,
                 dtype=wanted,
                 device_map=device_map,
                 use_safetensors=True,
+                output_loading_info=True,
                 **options,
             )
     except torch.OutOfMemoryError as error:
@@ -244,12 +244,18 @@ def read_model(
             f"{source} does not fit on {devices.name_of(place)} ({first_line(error)}); use "
             "device='cpu', a smaller dtype, or device_map='auto'"
         ) from None
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except Exception as error:  # each architecture raises errors of its own
         if "Unrecognized configuration class" in str(error):
             raise UnsupportedError(
                 f"{source} ({config.model_type}) is not a causal language model"
             ) from None
         raise LoadError(_explain(source, "the weights", error)) from None
+    if lacking := sorted(info["missing_keys"]):
+        raise LoadError(
+            f"{source} lacks {len(lacking)} of the model's tensors, such as {lacking[0]}, which "
+            "would be random: save the model itself, not one that torch.compile or DDP wraps, "
+            "with the number of layers that config.json has"
+        )
     return model.eval()
 
 
@@ -307,8 +313,8 @@ def _torch_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
     if dtype is None:
         return "auto"
     found = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
-    # torch also has integer dtypes; weights are not loaded as those.
-    real = isinstance(found, torch.dtype) and found.is_floating_point
+    # torch also has integers and numbers of 8 bits; weights are not loaded as those.
+    real = isinstance(found, torch.dtype) and found.is_floating_point and found.itemsize > 1
     if dtype != "auto" and not real:
         raise OptionError(
             f"unknown dtype {dtype!r}; use 'float32', 'bfloat16', 'float16' or 'auto', which is "
@@ -318,8 +324,13 @@ def _torch_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
 
 
 def _explain(source: str, what: str, error: Exception) -> str:
-    if os.path.exists(source):
-        return f"{what} in {source} cannot be read: {first_line(error)}"
+    why, odd = first_line(error), isinstance(error, LookupError | TypeError | RuntimeError)
+    if "ignore_mismatched_sizes" in why:
+        why = "its tensors have other sizes than config.json says"
+    elif odd:
+        why = f"{type(error).__name__}: {why}"
+    if os.path.exists(source) or odd:  # no network raises those
+        return f"{what} in {source} cannot be read: {why}"
     inside = "" if "/" in source else f"; the names known here are {', '.join(builtin.known())}"
     return (
         f"{what} of {source!r} cannot be read: no such folder, and the hub did not deliver it "

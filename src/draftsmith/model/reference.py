@@ -207,7 +207,7 @@ def _rounded(loaded: LoadedModel, rows: int, exact: int) -> Iterator[None]:
     generator = torch.Generator("cpu").manual_seed(0)
 
     def off(_module: Any, _args: Any, output: Any) -> Any:
-        if isinstance(output, tuple):
+        if isinstance(output, tuple | list):
             return (off(None, None, output[0]), *output[1:])
         shape = output.shape
         texts = [d for d in range(len(shape)) if shape[d : d + 2] == (rows, _LENGTH)]

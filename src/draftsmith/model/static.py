@@ -26,8 +26,8 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.readout import summary, unpacked
 from draftsmith.core.target import Needs, RowOutput
 from draftsmith.model.attention import Packed
-from draftsmith.model.changes import state
-from draftsmith.model.graphs import MOST_PLACES, WIDEST, has_hooks
+from draftsmith.model.changes import hooks, state
+from draftsmith.model.graphs import MOST_PLACES, WIDEST
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import Span, ancestor_bits, visible_slots
 from draftsmith.model.packed import PackedStore, Slots, by_kind
@@ -173,7 +173,7 @@ class StaticStore(PackedStore):
 
     def open(self, row: SequenceRow) -> None:
         self._graphs.check(state(self._model))
-        self._hooked = self._graphs.captures and has_hooks(self._model)
+        self._hooked = self._graphs.captures and bool(hooks(self._model))
         super().open(row)
 
     def verify(self, rows: Sequence[SequenceRow], drafts: Sequence[Draft]) -> list[RowOutput]:

@@ -30,7 +30,10 @@ class Interval:
     high: float
 
     def shown(self, unit: str, digits: int = 2) -> str:
-        """Format as `2.00× [1.50, 2.50]`, for the unit ×, or as `2.00×` without an interval."""
+        """Format as `2.00× [1.50, 2.50]`, for the unit ×, or as `2.00×` without an interval;
+        nothing where there is no value."""
+        if math.isnan(self.value):
+            return ""
         value = f"{self.value:.{digits}f}{unit}"
         if math.isnan(self.low):
             return value
@@ -80,8 +83,6 @@ class Summary:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, with None for NaN."""
         made: dict[str, Any] = without_nan(asdict(self))
-        if math.isnan(self.speedup.value):
-            made["speedup"] = made["macro_speedup"] = None
         if self.stats is not None:
             made["stats"] = self.stats.as_dict()
         return made

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from draftsmith.lab.bench.versus import Comparison
 
 _SPARE = ("memory", "per prompt", "later tokens", "first token", "drafted/pass", "tokens/pass",
-          "prompts", "A tokens/pass", "B tokens/pass", "A tokens/s", "tokens/s")  # fmt: skip
+          "prompts", "A tokens/pass", "B tokens/pass", "A tokens/s", "B tokens/s", "tokens/s",
+          "attempts", "similarity", "copied")  # fmt: skip
 """Columns to drop on a narrow terminal, in this order."""
 
 

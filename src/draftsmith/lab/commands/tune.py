@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,7 +69,7 @@ def pld_plus(machine: TunedOptions, chosen: TuneOptions, *, json_: Json = False)
         found = calibrate(plan, finished, advance)
     path = found.save()
     if json_:
-        print(path.read_text(encoding="utf-8"), end="", flush=True)
+        print_json(json.loads(path.read_text(encoding="utf-8")))
     else:
         show(found, plan.attends)
     if not plan.attends:

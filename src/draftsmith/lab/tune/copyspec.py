@@ -67,7 +67,7 @@ class Gamma:
         row = self.as_dict()
         return [
             str(self.gamma),
-            f"{self.similarity:.3f}",
+            "" if isnan(self.similarity) else f"{self.similarity:.3f}",
             f"{row['attempts']:,}",
             f"{row['accepted_per_attempt']:.2f}",
             f"{row['copied_share']:.1%}",
