@@ -249,7 +249,7 @@ def _grouped(
     groups = heads // key.shape[1]
     query = query.reshape(batch, key.shape[1], groups * queries, width)
     times = groups if queries > 1 else 1
-    if mask is not None and (times > 1 or not mask.is_floating_point()):
+    if mask is not None:
         (mask,) = _repeated(mask, times, query.dtype, queries)
     sums: Tensor | None = None
     if totals and _tells_totals(query, value):
@@ -277,10 +277,8 @@ def _repeated(mask: Tensor, groups: int, dtype: torch.dtype, most: int) -> Seque
     form = groups, dtype, -(-queries // most)
     kept = _REPEATED.get(mask)
     if kept is None or kept[0] != form:
-        added = mask
-        if mask.dtype == torch.bool:
-            added = mask.new_zeros((*mask.shape[:3], room), dtype=dtype)
-            added[..., :keys].masked_fill_(~mask, float("-inf"))
+        added = mask.new_zeros((*mask.shape[:3], room), dtype=dtype)
+        added[..., :keys].masked_fill_(~mask, float("-inf"))
         parts, end, blocks = added.tensor_split(form[2], dim=2), keys - queries, list[Tensor]()
         for part in parts:
             end += part.shape[2]
@@ -327,8 +325,7 @@ def _explicit(
     if mask is None and queries > 1:
         mask = torch.ones_like(scores[:1, :1], dtype=torch.bool).tril_(key.shape[2] - queries)
     if mask is not None:
-        floor = torch.finfo(scores.dtype).min
-        scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, floor)
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     if sinks is not None:
         column = sinks.to(scores.dtype).view(1, heads, 1, 1).expand(batch, heads, queries, 1)
         scores = torch.cat([scores, column], dim=-1)

@@ -149,7 +149,9 @@ class Lessons:
 
 def with_new_head(loaded: LoadedModel, recipe: HeadRecipe, ids: Tensor) -> Lessons:
     """Lessons of a new head: the LM head has rows of the target's, all else random weights."""
-    config, layers = loaded.config, recipe.layers or usual_layers(loaded.facts.layers)
+    config, count = loaded.config, loaded.facts.layers
+    usual = {min(max(1, layer), count) for layer in usual_layers(count)}  # small models have fewer
+    layers = recipe.layers or tuple(sorted(usual))
     known = {name: getattr(config, name) for name in _FIELDS if getattr(config, name, None)}
     layer = LlamaConfig(**known, vocab_size=loaded.vocab_size, num_hidden_layers=1)
     layer._attn_implementation = "sdpa"
