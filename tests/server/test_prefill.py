@@ -111,5 +111,9 @@ def test_s2_a_template_that_changes_the_text_is_not_guessed_at() -> None:
     with pytest.raises(PromptError, match="does not show the last message unchanged"):
         render_chat(lowering, messages("a"), options)
     parts = [*messages("a")[:1], {"role": "assistant", "content": [{"type": "text", "text": "a"}]}]
+    expected = render_chat(tiny.tokenizer(), messages("a"), options)
+    assert render_chat(tiny.tokenizer(), parts, options) == expected
+    lists = copy.deepcopy(tiny.tokenizer())
+    lists.chat_template = tiny.TEMPLATE.replace("m['content']", "m['content'][0].text")
     with pytest.raises(PromptError, match="must have a text"):
-        render_chat(tiny.tokenizer(), parts, options)
+        render_chat(lists, parts, options)

@@ -156,7 +156,7 @@ class Engine:
             raise OptionError(f"answers_file must be a path, got {shown(answers_file)}")
         if answers_file is not None and not answers:
             raise OptionError(
-                f"answers_file={str(answers_file)!r} needs answers, the most bytes that are kept"
+                f"answers_file={str(answers_file)!r} needs answers=, the most bytes of them"
             )
         places = dtype, device, device_map
         if isinstance(model, LoadedModel):

@@ -250,7 +250,8 @@ def read_model(
                 f"{source} ({config.model_type}) is not a causal language model"
             ) from None
         raise LoadError(_explain(source, "the weights", error)) from None
-    if lacking := sorted(info["missing_keys"]):
+    # Buffers and tied weights may be missing: models compute them.
+    if lacking := sorted({*info["missing_keys"]} & {name for name, _ in model.named_parameters()}):
         raise LoadError(
             f"{source} lacks {len(lacking)} of the model's tensors, such as {lacking[0]}, which "
             "would be random: save the model itself, not one that torch.compile or DDP wraps, "
@@ -325,7 +326,7 @@ def _torch_dtype(dtype: str | torch.dtype | None) -> str | torch.dtype:
 
 def _explain(source: str, what: str, error: Exception) -> str:
     why, odd = first_line(error), isinstance(error, LookupError | TypeError | RuntimeError)
-    if "ignore_mismatched_sizes" in why:
+    if "ignore_mismatched_sizes" in why or "size mismatch" in why:
         why = "its tensors have other sizes than config.json says"
     elif odd:
         why = f"{type(error).__name__}: {why}"

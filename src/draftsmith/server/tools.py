@@ -89,18 +89,17 @@ def with_calls(
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "1", "name": "f", "tool_call_id": call["id"]},
     ]
-    made = {
-        form: sample(tokenizer, [_read(one, *form) for one in chat], template)
-        for form in product(("", None), (False, True))
-    }
-    # A template that writes an object as Python does needs the text.
-    good = (form for form, text in made.items() if "SHOWN" in text and "{'x'" not in text)
-    form = next(good, None)
     written, last = str(getattr(tokenizer, "chat_template", None) or ""), messages[-1]
-    if form is None and ("tool_calls" not in written or any(made.values())):
-        return _as_text(messages)
-    nine = "length != 9" in written
-    return [_read(one, *(form or ("", False)), nine=nine, last=one is last) for one in messages]
+    nine, refused = "length != 9" in written, True
+    for form in product(("", None), (False, True)):
+        text = sample(tokenizer, [_read(one, *form) for one in chat], template)
+        # A template that writes an object as Python does needs the text.
+        if "SHOWN" in text and "{'x'" not in text:
+            return [_read(one, *form, nine=nine, last=one is last) for one in messages]
+        refused &= not text
+    if refused and "tool_calls" in written:  # it may take the messages at hand
+        return [*messages]
+    return _as_text(messages)
 
 
 def _read(
