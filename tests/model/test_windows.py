@@ -6,8 +6,14 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
-from architectures import build, prompt
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from architectures import VOCAB, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.engine.engine import Engine
+from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
 from draftsmith.model.windows import Window, layer_windows, windows_by_layer
 from replica import check_cache, check_logits, contents, loaded
@@ -73,3 +79,24 @@ def test_layer_types_of_configs() -> None:
     assert windows_by_layer(unknown) == (8, None)
     unknown.layer_types = ["indexed_attention"]
     assert layer_windows(unknown) == FULL
+
+
+def test_layers_that_share_keys_get_all_positions_of_a_long_prompt() -> None:
+    """Gemma 4 drops the positions without logits before such layers."""
+    if "gemma4_text" not in CONFIG_MAPPING:
+        pytest.skip("this transformers has no Gemma 4")
+    config = CONFIG_MAPPING["gemma4_text"](
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, global_head_dim=32, num_hidden_layers=4,
+        layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=20,
+        num_kv_shared_layers=2, hidden_size_per_layer_input=16, vocab_size_per_layer_input=VOCAB,
+        max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    engine, prompts = Engine(load(model)), [prompt(n, seed=n) for n in (8, 42, 100)]
+    assert engine.model.capabilities.packed
+    found = [one.tokens for one in engine.generate(prompts, max_new_tokens=20)]
+    for ids, tokens in zip(prompts, found, strict=True):
+        expected = model.generate(torch.tensor([ids]), max_new_tokens=20, do_sample=False)
+        assert tokens == expected[0, len(ids) :].tolist()
