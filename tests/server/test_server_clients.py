@@ -47,11 +47,15 @@ TOOL = {"name": "look_up", "description": "Looks a word up.", "parameters": WORD
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built-in model with a template that knows tools."""
+    """The built-in model with a template that knows tools and shows earlier calls."""
     made = tmp_path_factory.mktemp("model") / NAME
     shutil.copytree(builtin.path(), made)
     settings = json.loads((made / "tokenizer_config.json").read_text(encoding="utf-8"))
     shown = "{%- for t in tools or [] -%}<tool_call>{{- t.function.name -}}{%- endfor -%}"
+    shown += (
+        "{%- for m in messages -%}{%- for c in m.tool_calls or [] -%}"
+        "{{- c.function.arguments | tojson -}}{%- endfor -%}{%- endfor -%}"
+    )
     settings["chat_template"] = shown + settings["chat_template"]
     (made / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     return made
@@ -83,7 +87,10 @@ def expected(folder: Path) -> dict[str, Any]:
     }
     tools = {"tools": [{"type": "function", "function": TOOL}]}
     called = answer(ask, grammar=Grammar.json_schema(call), chat_template_kwargs=tools).text
-    history = [*ask, {"role": "assistant", "content": ""}, {"role": "tool", "content": "5"}]
+    function = {"name": TOOL["name"], "arguments": json.loads(called)["arguments"]}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    history = [*ask, {"role": "assistant", "content": "", "tool_calls": calls},
+               {"role": "tool", "content": "5", "tool_call_id": "1"}]  # fmt: skip
     return {
         "models": [NAME],
         "text": text.text,
