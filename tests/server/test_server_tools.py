@@ -122,9 +122,9 @@ def test_a_call_that_a_stop_string_cuts_is_not_reported_as_whole(client: TestCli
     tool = {"type": "function", "function": {"name": "add", "parameters": schema}}
     asked = ASK | {"tools": [tool], "tool_choice": "required"}
     for stop, reason in ((["STOP"], "stop"), (["never"], "tool_calls")):
-        (told,) = client.post(CHAT, json=asked | {"stop": stop}).json()["choices"]
-        assert told["finish_reason"] == reason
-        (call,) = told["message"]["tool_calls"]
+        (choice,) = client.post(CHAT, json=asked | {"stop": stop}).json()["choices"]
+        assert choice["finish_reason"] == reason
+        (call,) = choice["message"]["tool_calls"]
         # A schema without a type still asks for an object.
         assert call["function"]["arguments"].startswith('{"x":')
 

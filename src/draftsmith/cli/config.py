@@ -13,7 +13,6 @@ from draftsmith.cli.commands import application, check, known
 from draftsmith.cli.options import Json
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, print_json, stdout
-from draftsmith.errors import UnknownName
 
 
 def config(*, as_json: Json = False) -> None:
@@ -62,8 +61,4 @@ def _options(app: App, words: list[str], data: Mapping[str, Any]) -> Iterator[tu
             plain = json.loads(json.dumps(value, default=str))
             yield " ".join(words), name.replace("_", "-"), plain
         else:
-            raise UnknownName(
-                f"command of {' '.join(words)} in {defaults.path()}",
-                name,
-                [one for one in app if not one.startswith("-")],
-            )
+            defaults.check_commands(app, " ".join(words), [name])

@@ -51,6 +51,14 @@ def table(data: Mapping[str, Any], words: Iterable[str]) -> Mapping[str, Any]:
     return data
 
 
+def check_commands(app: App, word: str, names: Iterable[str]) -> None:
+    """Raise UnknownName for one of the names in the group `word` that is none of its commands."""
+    known = [name for name in app if not name.startswith("-")]
+    for name in names:
+        if name not in known:
+            raise UnknownName(f"command of {word} in {path()}", name, known)
+
+
 def fill(
     root: App | None,
     commands: Collection[str],
@@ -65,11 +73,8 @@ def fill(
     Raises UnknownName or LoadError for what the file cannot mean.
     """
     data = read(commands)
-    if len(words) > 1:
-        for name in table(data, words[:-1]):
-            if root is not None and name not in root[words[0]]:
-                known = [one for one in root[words[0]] if not one.startswith("-")]
-                raise UnknownName(f"command of {words[0]} in {path()}", name, known)
+    if root is not None and len(words) > 1:
+        check_commands(root[words[0]], words[0], table(data, words[:1]))
     given = table(data, words)
     names = {name[2:] for one in arguments for name in one.positives if name.startswith("--")}
     for name in given:

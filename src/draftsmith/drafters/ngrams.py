@@ -13,12 +13,6 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, DrafterState
 from draftsmith.core.stats import PREDICTION
 
-
-def index_bytes(sizes: Iterable[int], positions: int) -> int:
-    """Return the most bytes of an index for each size; an n-gram takes eight bytes per id."""
-    return sum(300 + 8 * n for n in sizes) * positions
-
-
 SEAM = -1
 """Separates the prediction from the sequence. No id has this value, so no match spans both."""
 
@@ -140,6 +134,11 @@ def find(part: Sequence[int], whole: Sequence[int]) -> int | None:
     while at > 0 and at % 4:
         at = ids.find(wanted, at + 1)
     return at // 4 if at >= 0 else None
+
+
+def index_bytes(sizes: Iterable[int], positions: int) -> int:
+    """Return the most bytes of an index for each size; an n-gram takes eight bytes per id."""
+    return sum(300 + 8 * n for n in sizes) * positions
 
 
 class NgramIndex:

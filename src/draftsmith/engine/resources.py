@@ -182,8 +182,8 @@ class Resources:
     def check_waiting(self) -> None:
         """Raise OptionError if no other thread runs passes for sequences that hold the memory."""
         threads = {sequence.thread for sequence in list(self.admitted)}
-        others = threads - {None, threading.current_thread()}
-        if threads and not any(thread.is_alive() for thread in others if thread is not None):
+        alive = {thread for thread in threads if thread is not None and thread.is_alive()}
+        if threads and not alive - {threading.current_thread()}:
             raise OptionError(
                 f"paused streams hold all the memory (memory={self.memory:,}); close one, read it "
                 "to its end, or raise memory"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import torch
@@ -43,13 +42,13 @@ def state(model: torch.nn.Module) -> tuple[int, ...]:
     or to weights that count no versions, nor numbers that modules keep as attributes.
     """
     found = [0, 0, 0, hash(hooks(model))]
-    for tensor in chain(model.parameters(), model.buffers()):
-        for part in stored(tensor):
-            # Weights laid out by oneDNN have no address.
-            place = id(tensor) if part.is_mkldnn else part.data_ptr()
-            found[0] = hash((found[0], place))
-            found[1] += 0 if part.is_inference() else part._version
     for module in model.modules():
+        for tensor in (*module._parameters.values(), *module._buffers.values()):
+            for part in () if tensor is None else stored(tensor):
+                # Weights laid out by oneDNN have no address.
+                place = id(tensor) if part.is_mkldnn else part.data_ptr()
+                found[0] = hash((found[0], place))
+                found[1] += 0 if part.is_inference() else part._version
         if "lora_A" in vars(module).get("_modules", ()) or hasattr(module, "_disable_adapters"):
             names = ("active_adapters", "disable_adapters", "merged", "scaling")
             found[2] = hash((found[2], *(str(getattr(module, name, "")) for name in names)))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.errors import first_line
-from draftsmith.model import changes
+from draftsmith.model.changes import hooks
 
 CAPTURED = ("cuda",)
 """Types of devices on which passes are captured."""
@@ -138,8 +138,8 @@ class Graphs:
 
     def notice(self, model: torch.nn.Module) -> str | None:
         """Return why the passes of a model are not graphs although the device captures them."""
-        hooks = "CUDA graphs are not used while the model has forward hooks, which they do not call"
-        return hooks if self.captures and changes.hooks(model) else self.failure
+        why = "CUDA graphs are not used while the model has forward hooks, which they do not call"
+        return why if self.captures and hooks(model) else self.failure
 
     def count(self, buffer: Any) -> int:
         """Return the number of graphs over a buffer."""

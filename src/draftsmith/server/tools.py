@@ -89,51 +89,45 @@ def with_calls(
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "1", "name": "f", "tool_call_id": call["id"]},
     ]
-    written, last = str(getattr(tokenizer, "chat_template", None) or ""), messages[-1]
-    nine, refused = "length != 9" in written, True
-    for form in product(("", None), (False, True)):
-        text = sample(tokenizer, [_read(one, *form) for one in chat], template)
+    written, refused = str(getattr(tokenizer, "chat_template", None) or ""), True
+    for empty, as_text in product(("", None), (False, True)):
+        text = sample(tokenizer, [_in_form(one, empty, as_text) for one in chat], template)
         # A template that writes an object as Python does needs the text.
         if "SHOWN" in text and "{'x'" not in text:
-            return [_read(one, *form, nine=nine, last=one is last) for one in messages]
+            *before, last = messages  # a last message may be continued, so its content stays text
+            made = [_in_form(one, empty, as_text) for one in before]
+            made.append(_in_form(last, last["content"], as_text))
+            return [*map(_with_short_ids, made)] if "length != 9" in written else made
         refused &= not text
     if refused and "tool_calls" in written:  # it may take the messages at hand
         return [*messages]
     return _as_text(messages)
 
 
-def _read(
-    message: dict[str, Any],
-    empty: str | None,
-    as_text: bool,
-    nine: bool = False,
-    last: bool = False,
-) -> dict[str, Any]:
-    """Return a message with calls in one form.
+def _in_form(message: dict[str, Any], empty: str | None, as_text: bool) -> dict[str, Any]:
+    """Return a message with its calls in one form.
 
-    `empty`: the content of a message without text. `as_text`: arguments are JSON text. `nine`: ids
-    have nine characters. `last`: the message may be continued, so its content stays text.
+    `empty`: the content beside calls where there is no text. `as_text`: arguments are JSON text.
     """
-    made = {**message}
-    if nine and "tool_call_id" in made:
-        made["tool_call_id"] = _short(made["tool_call_id"])
-    if not made.get("tool_calls"):
-        return made
-    made["tool_calls"] = calls = deepcopy(made["tool_calls"])
-    for call in calls:
+    if not message.get("tool_calls"):
+        return message
+    made = deepcopy(message) | {"content": message["content"] or empty}
+    for call in made["tool_calls"]:
         given = call["function"]["arguments"]
         if as_text and not isinstance(given, str):
             call["function"]["arguments"] = json.dumps(given, ensure_ascii=False)
-        call["id"] = _short(call["id"]) if nine else call["id"]
-    if not made["content"] and not last:
-        made["content"] = empty
     return made
 
 
-def _short(name: str) -> str:
-    """Return an id of nine letters and digits for any id."""
-    fits = re.fullmatch(r"[a-zA-Z0-9]{9}", name)
-    return name if fits else hashlib.sha256(name.encode()).hexdigest()[:9]
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message in which ids of calls have nine letters and digits."""
+    made = deepcopy(message)
+    named = [(call, "id") for call in made.get("tool_calls", ())]
+    named += [(made, "tool_call_id")] if "tool_call_id" in made else []
+    for where, key in named:
+        if not re.fullmatch(r"[a-zA-Z0-9]{9}", where[key]):
+            where[key] = hashlib.sha256(where[key].encode()).hexdigest()[:9]
+    return made
 
 
 def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
