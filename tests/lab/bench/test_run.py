@@ -187,6 +187,7 @@ def test_turns_are_asked_with_the_plain_answers(model: LoadedModel) -> None:
 def test_the_context_and_the_record_limit_the_answer(model: LoadedModel) -> None:
     long = Record("long", "t", prompt_ids=tuple(range(3, 203)) + tuple(range(3, 303)))
     over = Record("over", "t", prompt_ids=(5,) * 600)
+    none = replace(records(1)[0], id="none", max_new_tokens=0)
     plan = plan_of(model, "none", "hf:generate", "copyspec", records=[long, over])
     file = ResultFile(None, settings(plan))
     wrong = measure(plan, file)
@@ -196,7 +197,9 @@ def test_the_context_and_the_record_limit_the_answer(model: LoadedModel) -> None
                      "including the answer; shorten the prompt"]  # fmt: skip
     with pytest.raises(LoadError, match="no prompt could be used; the first: over"):
         go(plan_of(model, "none", records=[over]))
-    for given, own, length in ((None, 5, 5), (7, 5, 7), (None, 0, 0)):
+    with pytest.raises(LoadError, match="no token to generate"):
+        go(plan_of(model, "none", records=[none], max_new_tokens=None))
+    for given, own, length in ((None, 5, 5), (7, 5, 7)):
         asked = [replace(record, max_new_tokens=own) for record in records(1)]
         (row,) = go(plan_of(model, "none", records=asked, max_new_tokens=given))
         assert len(row.output_ids) == length
@@ -275,6 +278,7 @@ def test_assisted_generation(model: LoadedModel, tmp_path: Path, same: bool) -> 
         ("hf:prompt_lookup(tokens=0)", OptionError, "tokens must be a number of at least 1"),
         ("hf:prompt_lookup(tokens", OptionError, "cannot be read"),
         ("hf:prompt_lookup(10)", OptionError, "name the options"),
+        ("hf:prompt_lookup(tokens=5,tokens=9)", OptionError, "tokens is given twice"),
         ("hf:assisted", OptionError, "give the assistant"),
         ("copyspec(gama=3)", UnknownName, "unknown option of copyspec 'gama'"),
         ("copyspec+longest_match(mni=2)", UnknownName, "unknown option of longest_match 'mni'"),

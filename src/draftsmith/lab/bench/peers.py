@@ -106,6 +106,8 @@ def parse(text: str, known: Iterable[str]) -> tuple[str, Way]:
             raise OptionError(f"arm {text!r}: name the options, e.g. hf:prompt_lookup(tokens=10)")
         if key not in every:
             raise UnknownName(f"option of {PREFIX}{name}", key, [*every])
+        if key in options:
+            raise OptionError(f"arm {text!r}: {key} is given twice")
         try:
             options[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

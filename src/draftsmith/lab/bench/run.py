@@ -166,6 +166,8 @@ def asked(plan: RunPlan, record: Record, run: int) -> Ask:
     limit = next(limit for limit in limits if limit is not None)
     if plan.model.context_length is not None:
         limit = min(limit, plan.model.context_length - len(ids))
+    if limit < 1:
+        raise PromptError("its limit leaves no token to generate")
     seed = plan.sampling.seed
     sampling = replace(plan.sampling, seed=None if seed is None else seed + run)
     if not plan.dictate:
