@@ -56,6 +56,22 @@ def test_results_are_those_of_the_layer(
     assert (after.float() - before.float()).abs().max() <= tolerance
 
 
+def test_gradients_are_those_of_the_layer() -> None:
+    """Also for an input, through weights that are not trained."""
+    for trained in (True, False):
+        model = layer(torch.float32).requires_grad_(trained)
+        x = torch.randn((3, 96), requires_grad=True)
+        wanted = torch.autograd.grad(
+            model(x).square().sum(), [x, *model.parameters()][: 1 + 2 * trained]
+        )
+        packed_or_skip(model)
+        found = torch.autograd.grad(
+            model(x).square().sum(), [x, *model.parameters()][: 1 + 2 * trained]
+        )
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other)
+
+
 def test_a_weight_shared_with_the_embeddings_stays_one() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(80, 96), nn.Linear(96, 80, bias=False))

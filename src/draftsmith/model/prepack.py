@@ -59,6 +59,9 @@ class PackedLinear(nn.Module):
         if waiting is not None:
             found: Tensor = waiting
             return found
+        # oneDNN's product has no gradient.
+        if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
+            return linear(x, self.dense(), self.bias)
         if x.dtype != product.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, self.dense(), self.bias)
         return product(x) if len(product.sizes) == 1 else product.share(x, self._own)
