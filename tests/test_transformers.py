@@ -787,6 +787,89 @@ def test_n1_a_users_own_cache_keeps_its_meaning(name: str, llama: Any) -> None:
         assert handle.stats is None
 
 
+@pytest.mark.filterwarnings("ignore:.*Use .cache. instead:FutureWarning")
+def test_the_cache_of_a_result_cannot_be_continued(llama: Any) -> None:
+    """It is None, so the next turn alone would forget the chat."""
+    turn = torch.tensor([[7, 8, 9]])
+    asked = {"past_key_values": None, "max_new_tokens": 6}
+    with accelerate(llama):
+        result = llama.generate(PROMPT, return_dict_in_generate=True, max_new_tokens=6)
+        mask = torch.ones((1, result.sequences.shape[1] + 3), dtype=torch.long)
+        with pytest.raises(OptionError, match="pass all ids of the chat"):
+            llama.generate(turn, attention_mask=mask, **asked)
+        with pytest.raises(OptionError, match="cache is None"):
+            llama.generate(turn, attention_mask=mask, cache=None)
+        whole = llama.generate(turn, attention_mask=mask[:, :3], **asked)
+    same(whole, llama.generate(turn, max_new_tokens=6))
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_batch_has_the_angles_of_its_longest_row(kind: str) -> None:
+    if kind == "dynamic":
+        rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+        model = architectures.build("llama", max_position_embeddings=50, rope_scaling=rope)
+    else:
+        factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+        model = architectures.build(
+            "phi3", original_max_position_embeddings=50, rope_scaling={"type": kind} | factors
+        )
+    model = peaked(model)
+    ids = torch.tensor([architectures.prompt(40), [0] * 17 + architectures.prompt(23)])
+    batch = {"input_ids": ids, "attention_mask": ids.ne(0).long(), "do_sample": False}
+    padded = {name: batch[name][1:] for name in ("input_ids", "attention_mask")}
+    calls = [batch, padded, {"input_ids": ids[:1], "do_sample": False}]
+    expected = [model.generate(**call, max_new_tokens=30) for call in calls]
+    short = model.generate(**batch, max_new_tokens=9)
+    with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
+        with pytest.warns(NotAcceleratedWarning, match="longest row"):
+            same(model.generate(**batch, max_new_tokens=30), expected[0])
+        for call, wanted in zip(calls, expected, strict=True):
+            same(model.generate(**call, max_new_tokens=30), wanted)
+        assert handle.last_notice is None
+        same(model.generate(**batch, max_new_tokens=9), short)  # it does not get there
+        assert handle.last_notice is None
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_a_hook_that_is_added_later(last: bool, llama: Any) -> None:
+    """One that changes the last position of a pass would change another one in a draft."""
+    model = copy.deepcopy(llama)
+    with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
+        before = model.generate(PROMPT, max_new_tokens=20)
+        place = -1 if last else slice(None)
+        steering = torch.randn(64, generator=torch.Generator().manual_seed(3))
+
+        def steer(_module: Any, _inputs: Any, hidden: Any) -> Any:
+            hidden = hidden.clone()
+            hidden[:, place] += steering
+            return hidden
+
+        hook = model.model.norm.register_forward_hook(steer)
+        expected = handle.original(PROMPT, max_new_tokens=20)
+        assert expected.tolist() != before.tolist()
+        if last:
+            with pytest.warns(NotAcceleratedWarning, match="hook"):
+                same(model.generate(PROMPT, max_new_tokens=20), expected)
+        same(model.generate(PROMPT, max_new_tokens=20), expected)
+        assert (handle.stats is None) == last
+        hook.remove()
+        same(model.generate(PROMPT, max_new_tokens=20), before)
+        assert handle.stats is not None
+
+
+def test_a_criterion_that_generates_runs_plainly(llama: Any) -> None:
+    def judge(ids: Any, _scores: Any, **_: Any) -> Any:
+        verdict = llama.generate(ids, max_new_tokens=2, do_sample=False)
+        return torch.full((1,), int(verdict[0, -1]) % 7 == 0)
+
+    options = {"max_new_tokens": 20, "stopping_criteria": StoppingCriteriaList([judge])}
+    expected = plain(llama, **options)
+    with accelerate(llama, "copyspec(gamma=1)", budget=4) as handle:
+        with pytest.warns(NotAcceleratedWarning, match="a callback of a running call"):
+            same(llama.generate(PROMPT, **options), expected)
+        assert handle.stats is not None
+
+
 class Shifted(GPT2LMHeadModel):
     """Remote code may prepare its inputs in its own way; `by` 0 makes no difference."""
 

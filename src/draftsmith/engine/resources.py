@@ -41,12 +41,17 @@ class Turns:
         self._afterwards: deque[Callable[[], None]] = deque()
         """Functions to call between passes."""
 
+    @property
+    def own(self) -> bool:
+        """Whether this thread runs a pass, so that it is in a callback of it."""
+        return self._owner == threading.get_ident() and self.lock.locked()
+
     def check(self) -> None:
         """Raise OptionError in a callback of the running pass, which would wait for itself."""
-        if self._owner == threading.get_ident() and self.lock.locked():
+        if self.own:
             raise OptionError(
-                "a callback cannot generate with the engine or accelerated model that calls it; "
-                "use another engine, or generate before or after"
+                "a callback cannot generate with the engine that calls it; use another engine, or "
+                "generate before or after"
             )
 
     @contextmanager

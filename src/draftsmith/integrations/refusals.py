@@ -21,6 +21,7 @@ from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_ma
 
 from draftsmith.core.draft import Draft
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.rope import rope_boundary
 from draftsmith.model.runner import Runner
 
 _NEEDS_PLAIN = ("output_attentions", "output_hidden_states", "token_healing", "is_assistant",
@@ -104,6 +105,17 @@ def of_batch(rules: Sequence[Any], criteria: Any, config: Any, streamer: Any) ->
     return None
 
 
+def of_angles(loaded: LoadedModel, longest: int | None) -> str | None:
+    """Why a batch, or a padded prompt, has other rotary angles than its rows have alone.
+
+    `longest`: most tokens of a row, padding and answer included; None: no limit.
+    """
+    boundary = rope_boundary(loaded.config)
+    if boundary is None or (longest is not None and longest <= boundary.position):
+        return None
+    return "the longest row of a batch determines the rotary angles of all rows"
+
+
 def of_passes(loaded: LoadedModel, generate: Any, *, padded: bool) -> str | None:
     """Why the passes of `generate` differ from the model's alone; compares their logits.
 
@@ -120,7 +132,7 @@ def of_passes(loaded: LoadedModel, generate: Any, *, padded: bool) -> str | None
     if padded:
         why = "what it computes for a row depends on the padding before it"
     else:
-        why = "prepare_inputs_for_generation changes the inputs, as soft prompts do"
+        why = "prepare_inputs_for_generation or a hook changes the passes, as soft prompts do"
     return f"{why} (logits differ by {error:.1e})"
 
 

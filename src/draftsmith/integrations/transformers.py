@@ -43,6 +43,7 @@ from draftsmith.engine.resources import Resources
 from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations import refusals
+from draftsmith.model.changes import hooks
 from draftsmith.model.exact.find import exactly
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.generation_config import filters
@@ -94,8 +95,11 @@ def accelerate(
 
     `tokenizer` is the model's own, for drafters that use another vocabulary than its.
 
+    Results have no cache, so a later call needs all ids of the chat.
+
     `prepack` replaces the model's linear layers, until `restore`, by layers with weights that are
     also laid out for this CPU (`model.prepack`). Do not write to weights through `.data` meanwhile.
+    Call `restore` before you add adapters or resize embeddings.
 
     `exact` computes every token alike in any pass. Answers are then bit-equal to those of
     `drafter="none"` in the same mode, in half precision, too. Calls that cannot be accelerated are
@@ -184,8 +188,9 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         """Layers of the model that `restore` puts back."""
         self._loaded = loaded
         self._warned: set[Hashable] = set()
+        self._hooks = hooks(model)
         self._passes: dict[Any, str | None] = {}
-        """(prepare method, padded) → why such calls are not accelerated."""
+        """(prepare method, padded, hooks) → why such calls are not accelerated."""
         self._bound: tuple[Drafting, Resources] | None = None
         self._binding = RLock()
         """Held while the drafter is bound, so that two first calls load its model only once."""
@@ -283,6 +288,9 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             return None, "the model is in training mode; call model.eval()"
         if self._loaded is not None and (moved := self._loaded.moved):
             return None, f"{moved}; call accelerate again"
+        if self._bound is not None and self.resources.turns.own:
+            return None, "a callback of a running call generates"
+        _check_cache(call)
         handled = {"tokenizer", "assistant_tokenizer", "trust_remote_code"}
         handled |= set(inspect.signature(self.original).parameters) - {"use_model_defaults"}
         options = {name: value for name, value in call.items() if name not in handled}
@@ -315,8 +323,13 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             rules = [*logits_processor, *stopping_criteria]
             reason = refusals.of_batch(rules, stopping_criteria, generation_config, streamer)
         if reason is None and self._loaded is not None:
-            padded = mask is not None and not bool(mask.all())
-            reason = self._why_other_passes(self._loaded, padded=padded)
+            padded, longest = (
+                mask is not None and not bool(mask.all()),
+                stopping_criteria.max_length,
+            )
+            if padded or input_ids.shape[0] > 1:
+                reason = refusals.of_angles(self._loaded, longest)
+            reason = reason or self._why_other_passes(self._loaded, padded=padded)
         if reason is not None or self._loaded is None:
             self.notice(str(reason))
             return model._sample(
@@ -348,13 +361,14 @@ class Accelerated(AbstractContextManager["Accelerated"]):
     def _why_other_passes(self, loaded: LoadedModel, *, padded: bool) -> str | None:
         """Measure once, for each way in which `generate` may feed this model."""
         prepare = self.model.prepare_inputs_for_generation
-        prepare = getattr(prepare, "__func__", prepare)
-        if prepare is GenerationMixin.prepare_inputs_for_generation and not padded:
+        prepare, hooked = getattr(prepare, "__func__", prepare), hooks(self.model)
+        usual = prepare is GenerationMixin.prepare_inputs_for_generation and hooked == self._hooks
+        if usual and not padded:
             return None
-        if (prepare, padded) not in self._passes:
-            why = refusals.of_passes(loaded, self.original, padded=padded)
-            self._passes[prepare, padded] = why
-        return self._passes[prepare, padded]
+        key = prepare, padded, hooked
+        if key not in self._passes:
+            self._passes[key] = refusals.of_passes(loaded, self.original, padded=padded)
+        return self._passes[key]
 
 
 class Observer:
@@ -464,6 +478,19 @@ def _sampling(config: Any) -> SamplingParams:
     warmth = 1.0 if config.temperature is None else config.temperature
     # transformers allows any temperature above 0, also infinity.
     return SamplingParams(temperature=min(max(warmth, 1e-30), 1e30), **filters(vars(config)))
+
+
+def _check_cache(call: dict[str, Any]) -> None:
+    """Raise OptionError for a call that continues a chat with the cache of our result, None."""
+    ids, mask = call.get("inputs", call.get("input_ids")), call.get("attention_mask")
+    if not isinstance(ids, Tensor) or not isinstance(mask, Tensor):
+        return
+    named = [name for name in ("past_key_values", "cache") if call.get(name, ids) is None]
+    if named and mask.shape[-1] > ids.shape[-1]:
+        raise OptionError(
+            f"{named[0]} is None, but the attention mask is longer than the ids: results of an "
+            "accelerated model have no cache, so pass all ids of the chat"
+        )
 
 
 def _with_stop_strings(call: dict[str, Any], stops: Any, model_config: Any) -> dict[str, Any]:
