@@ -308,3 +308,22 @@ def test_wrong_options_are_told_before_anything_starts() -> None:
         build(server={"max_outputs": 9})
     with pytest.raises(ValueError, match="replica"):
         build(replica=2)
+    for name in ("replicas", "cores", "max_batch", "memory"):
+        with pytest.raises(ValueError, match=f"{name}\\s"):
+            build(**{name: 0})
+
+
+@pytest.mark.external
+def test_further_options_are_added_to_ours() -> None:
+    pytest.importorskip("ray", reason="they run where Ray is, in a process of their own")
+    from ray.serve.config import AutoscalingConfig
+
+    more = {
+        "ray_actor_options": {"runtime_env": {"env_vars": {"A": "b"}}},
+        "autoscaling_config": AutoscalingConfig(max_replicas=3),
+    }
+    made = build(more, cores=2, max_batch=5)._bound_deployment
+    assert made.ray_actor_options["num_cpus"] == 2
+    assert made.ray_actor_options["runtime_env"]["env_vars"] == {"A": "b"}
+    scaling = made._deployment_config.autoscaling_config
+    assert (scaling.max_replicas, scaling.target_ongoing_requests) == (3, 5)

@@ -16,7 +16,7 @@ from draftsmith.server.settings import Settings
 
 try:
     from fastapi import FastAPI
-    from pydantic import BaseModel, ConfigDict
+    from pydantic import BaseModel, ConfigDict, Field
     from ray import serve
     from sse_starlette.sse import AppStatus
 
@@ -41,20 +41,21 @@ class Options(BaseModel):
     budget: int | str = "auto"
     dtype: str | None = None
     exact: bool = False
-    max_batch: int = 16
-    memory: int | None = None
+    max_batch: int = Field(16, ge=1)
+    memory: int | None = Field(None, ge=1)
     """Bytes per replica. Set it if a machine holds several replicas."""
-    prefixes: int = 8
-    answers: int = 0
+    prefixes: int = Field(8, ge=0)
+    answers: int = Field(0, ge=0)
     server: Settings = Settings()
     """Options of the server, except `host` and `port`, which Ray Serve sets."""
-    replicas: int = 1
-    cores: int = 1
+    replicas: int = Field(1, ge=1)
+    cores: int = Field(1, ge=1)
     """CPU cores, and threads, of each replica."""
-    gpus: float = 0
+    gpus: float = Field(0, ge=0)
     """GPUs of each replica; 0: it runs on its cores."""
     deployment: dict[str, Any] = {}
-    """Further options of `serve.deployment`, such as `autoscaling_config`; they take precedence."""
+    """Further options of `serve.deployment`, such as `autoscaling_config`; they take precedence,
+    and so does each one of `ray_actor_options`."""
 
 
 OURS = {"server", "replicas", "cores", "gpus", "deployment"}
@@ -99,14 +100,17 @@ def build_app(options: Options) -> serve.Application:
         "name": "draftsmith",
         "max_ongoing_requests": options.max_batch + options.server.queue,
         "graceful_shutdown_timeout_s": options.server.drain,
-        "ray_actor_options": {"num_cpus": options.cores, "num_gpus": options.gpus},
     }
+    actor = {"num_cpus": options.cores, "num_gpus": options.gpus}
     scaling = options.deployment.get("autoscaling_config")
     if scaling is None and options.deployment.get("num_replicas") == "auto":
         scaling = {}
     if scaling is None:
         chosen["num_replicas"] = options.replicas
     chosen |= options.deployment
+    chosen["ray_actor_options"] = actor | options.deployment.get("ray_actor_options", {})
+    if isinstance(scaling, BaseModel):
+        scaling = scaling.model_dump(exclude_unset=True)
     if scaling is not None:  # a pass serves many requests, so Ray's default of two is too low
         chosen["autoscaling_config"] = {"target_ongoing_requests": options.max_batch} | scaling
     return serve.deployment(serve.ingress()(Replica), **chosen).bind(options)
