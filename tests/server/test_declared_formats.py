@@ -49,6 +49,9 @@ def read_by(prompt: str, parts: list[str]) -> tuple[str, str, list[Any]]:
     ("", 'I call.@call:f{"a": "é"}@end@call:f{}@end',
      ("", "I call.", [("f", {"a": "é"}), ("f", {})])),
     ("", '@call:f{"a": 1}@end and more', ("", " and more", [("f", {"a": 1})])),
+    ("", 'so @call:f{"a": 1e999}@end more', None),
+    ("", 'so @call:f{"a": "\\ud800"}@end more', None),
+    ("", 'so @call:f{"a": ' + "[" * 3000 + "@end", None),
     ("", "so @call:f{no}@end more", None), ("", "so @call:f{", None), ("", "", ("", "", [])),
 ])  # fmt: skip
 def test_transformers_finds_thoughts_text_and_calls_in_any_parts(

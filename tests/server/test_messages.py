@@ -63,6 +63,7 @@ def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
         "message_start", "message_delta", "message_stop"
     )  # fmt: skip
     message: dict[str, Any] = start["message"]
+    assert start["message"]["usage"].keys() == delta["usage"].keys()
     assert message["content"] == []
     assert message["stop_reason"] is None
     written = ""

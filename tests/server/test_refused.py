@@ -45,6 +45,14 @@ def custom(**more: Any) -> dict[str, Any]:
     return {"tools": [TOOL, {"type": "custom", "name": "x"} | more]}
 
 
+def unique(form: str) -> dict[str, Any]:
+    """A tool with parameters that no grammar can follow."""
+    schema = {"type": "object", "properties": {"x": {"type": "array", "uniqueItems": True}}}
+    if form == "function":
+        return {"type": "function", "function": {"name": "g", "parameters": schema}}
+    return {"name": "g", form: schema}
+
+
 REFUSED: list[tuple[Any, ...]] = [
     # the options of sampling
     (TEXT, {"n": True}, "n: "), (TEXT, {"n": 0}, "n: "), (TEXT, {"temperature": 3}, "temperature"),
@@ -75,13 +83,16 @@ REFUSED: list[tuple[Any, ...]] = [
     ("/detokenize", {"tokens": [99999]}, "outside"),
     ("/tokenize", {"prompt": None}, "a prompt or messages", None),
     ("/tokenize", {"prompt": "a", "messages": [USER]}, "a prompt or messages", None),
+    ("/tokenize", {"prompt": None, "messages": []}, "messages: List should have at least 1 item"),
     # formats
     (CHAT, {"response_format": {"type": "json_schem", "json_schema": {"schema": {}}}},
      "got {'type': 'json_schem', 'json_schema': {'schema': {}}}"),
     (TEXT, {"response_format": {"type": "xml"}}, "response_format"),
-    (TEXT, {"response_format": {"type": "regex", "pattern": "("}}, "regular expression", None),
-    (TEXT, {"response_format": {"type": "json_schema", "schema": {"type": "strin"}}}, "strin",
-     None),
+    (TEXT, {"response_format": {"type": "regex", "pattern": "("}}, "response_format: this regular"),
+    (TEXT, {"response_format": {"type": "json_schema", "schema": {"type": "strin"}}}, "strin"),
+    (CHAT, {"tools": [FUNCTION, unique("function")], "tool_choice": "required"}, "tools: this",
+     "tools"),
+    (MESSAGES, {"tools": [unique("input_schema")], "tool_choice": {"type": "any"}}, "tools: this"),
     (CHAT, {"tools": [FUNCTION], "response_format": {"type": "json_object"}}, "forbid every call"),
     (RESPONSES, {"text": {"format": 5}}, "text"),
     (RESPONSES, {"text": {"format": {"type": "xml"}}}, "text.format must be", "text.format"),

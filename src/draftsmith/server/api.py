@@ -170,7 +170,8 @@ class Api:
             "grammar": chat.grammar,
         }
         salt = salt_of(body, salt)
-        job = await self._submit(body, [chat.messages], salt, options, request)
+        field = "tools" if chat.forced else "response_format"
+        job = await self._submit(body, [chat.messages], salt, options, request, field)
         with job.closed_on_error():
             reader = partial(chat.reader, self.tokenizer, self.markers, job.prompt)
             one, thinks = not body.parallel_tool_calls, chat.thoughts is not None
@@ -237,10 +238,12 @@ class Api:
         salt: str,
         more: Mapping[str, Any],
         request: Request,
+        field: str = "response_format",
     ) -> Job:
         """Prepare the sequences of all prompts, and submit them.
 
-        `more`: further options of the engine, with a grammar or None.
+        `more`: further options of the engine, with a grammar or None. `field`: where the request
+        has the grammar.
         """
         if body.stream_options is not None and not body.stream:
             raise Refusal("stream_options needs stream=true", param="stream_options")
@@ -269,14 +272,14 @@ class Api:
             prepare = partial(self._prepare, body, prompts, options, arrival.began)
             async with job.in_time():
                 if grammar is not None:
-                    await self._compile(grammar)
+                    await self._compile(grammar, field)
                 async with self._long if arrival.bytes > LONG else nullcontext():
                     loop = asyncio.get_running_loop()
                     sequences = await loop.run_in_executor(self._preparing, prepare)
             job.start(sequences, body.top)
         return job
 
-    async def _compile(self, grammar: Grammar) -> None:
+    async def _compile(self, grammar: Grammar, field: str) -> None:
         """Compile a grammar in another thread; the engine keeps the result."""
         model, loop, begun = self.engine.model, asyncio.get_running_loop(), asyncio.Event()
 
@@ -289,8 +292,10 @@ class Api:
             await begun.wait()  # for the grammars of other requests
             message = "the grammar took too long to compile; simplify it"
             when = loop.time() + self.settings.grammar_seconds
-            async with Deadline(when, message, param="response_format"):
+            async with Deadline(when, message, param=field):
                 await done
+        except OptionError as error:
+            raise Refusal(f"{field}: {error}", param=field) from None
         finally:
             done.cancel()
 

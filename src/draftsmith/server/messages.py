@@ -174,7 +174,9 @@ class MessagesAnswer(PartAnswer):
         return self._message() | self._reason() | {"usage": self._usage()}
 
     async def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
-        usage = {"input_tokens": len(self.job.prompt), "output_tokens": 0}
+        # How much of the prompt is cached is not known yet; the last event counts it.
+        cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        usage = {"input_tokens": len(self.job.prompt), "output_tokens": 0} | cached
         started = self._message() | {"stop_reason": None, "stop_sequence": None, "usage": usage}
         yield _event("message_start", message=started)
         try:

@@ -106,6 +106,8 @@ class Part(Section):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    """Text of an earlier answer of the type "refusal"."""
 
 
 class Function(Section):
@@ -166,14 +168,15 @@ class Message(Section):
 def text_of(content: str | list[Part] | None) -> str:
     """Return the text of a message; raise Refusal for images, audio and files."""
     if isinstance(content, list):
-        for part in content:
-            if part.text is None:
+        texts = [part.text if part.refusal is None else part.refusal for part in content]
+        for part, text in zip(content, texts, strict=True):
+            if text is None:
                 message = f"this server reads text only, no {part.type!r:.100}"
                 if part.type.endswith("text"):
                     near = hint("text", part.model_extra or (), "is it in {!r}?")
                     message = f"a part of the type {part.type!r:.100} needs text{near}"
                 raise Refusal(message, param="content")
-        return "\n".join(part.text or "" for part in content)
+        return "\n".join(map(str, texts))
     return content or ""
 
 
@@ -478,7 +481,7 @@ class TokenizeRequest(Body):
     """POST /tokenize: a prompt, or messages for the chat template."""
 
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from draftsmith.server.calls.source import Call, Parser, Source
+from draftsmith.server.calls.source import Call, NoCall, Parser, Source, called
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names of fields with reasoning in response templates."""
@@ -30,7 +30,7 @@ def declared(source: Source, tokenizer: Any, prompt: str, tools: Sequence[Any]) 
         try:
             events = parser.feed(new)
             events += parser.finalize()[1] if ended else []
-        except ValueError:  # the rest is text
+        except (ValueError, RecursionError):  # the rest is text
             break
         for event in events:
             field = event["field"]
@@ -42,12 +42,21 @@ def declared(source: Source, tokenizer: Any, prompt: str, tools: Sequence[Any]) 
             elif event["type"] == "region_close":
                 if field == "tool_calls":
                     value = event["value"]
-                    source.parts += map(_call, value if isinstance(value, list) else [value])
+                    try:
+                        calls = [*map(_call, value if isinstance(value, list) else [value])]
+                    except NoCall:
+                        yield from _text(source)
+                        return
+                    source.parts += calls
                     source.at = source.text.index(body, source.at) + len(body)
                 field = body = ""
         if ended:
             return
         yield
+    yield from _text(source)
+
+
+def _text(source: Source) -> Parser[None]:
     while not source.ended:
         source.tell(len(source.text))
         yield
@@ -55,9 +64,15 @@ def declared(source: Source, tokenizer: Any, prompt: str, tools: Sequence[Any]) 
 
 
 def _call(made: Any) -> Call:
+    """Return a call; raise NoCall for one that no response can contain."""
     function = made.get("function", made)
     given = function.get("arguments", {})
-    return Call(
-        str(function.get("name")),
-        given if isinstance(given, str) else json.dumps(given, ensure_ascii=False),
-    )
+    try:
+        text = (
+            given
+            if isinstance(given, str)
+            else json.dumps(given, allow_nan=False, ensure_ascii=False)
+        )
+    except (ValueError, RecursionError):
+        raise NoCall from None
+    return called(function.get("name"), text)
