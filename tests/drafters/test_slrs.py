@@ -25,7 +25,7 @@ from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.drafters.draft_model.psi import PathPsi, Rule, Walk, psi_of
 from draftsmith.drafters.draft_model.translation import Ids
 from draftsmith.engine.engine import Engine
-from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.errors import DraftsmithError, OptionError, UnsupportedError
 from draftsmith.testing import (
     Enumerated,
     ToyTarget,
@@ -233,3 +233,44 @@ def test_psi_of_a_real_drafter_sums_to_one(monkeypatch: pytest.MonkeyPatch) -> N
     # No text ends up without a token: all bytes are tokens of the target.
     assert sums == pytest.approx([1.0] * len(sums), abs=1e-4)
     assert len(sums) == 12
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_draft_model_that_fails_during_verification(
+    lasting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pass is repeated. If that fails, too, the error names it: no token would be exact."""
+    byte_level = tiny.tokenizer(259)
+    model = copy.deepcopy(tiny.model())
+    model.resize_token_embeddings(len(byte_level))
+    drafter = DraftModel(model, 3, 0.0, algorithm="slrs", tokenizer=byte_level)
+    engine = Engine.from_pretrained(
+        tiny.model(), tokenizer=tiny.tokenizer(), drafter=drafter, budget="drafter"
+    )
+    options = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1}
+    expected = engine.generate("the quick brown", **options)
+    draw, failures, fails = verify.draw_residual, list[int](), [False]
+
+    def drawing(*given: Any) -> int:
+        fails[0] = True
+        try:
+            return draw(*given)
+        finally:
+            fails[0] = False
+
+    def hook(*_: Any) -> None:
+        if fails[0]:
+            fails[0] = lasting
+            failures.append(1)
+            raise MemoryError("no room")
+
+    monkeypatch.setattr(verify, "draw_residual", drawing)
+    model.register_forward_pre_hook(hook)
+    if lasting:
+        with pytest.raises(DraftsmithError, match="draft model failed while its draft was") as told:
+            engine.generate("the quick brown", **options)
+        results = getattr(told.value, "partial", None)
+        assert results is None or results[0].stats.drafter_failures == 1
+    else:
+        assert engine.generate("the quick brown", **options).tokens == expected.tokens
+    assert failures

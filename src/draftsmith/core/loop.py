@@ -342,6 +342,7 @@ def settle(
         path = verification.path
         target.commit([row], [path], [verification.tokens[-1 - len(path) :]])
     except Exception as error:
+        sequence.stats.drafter_failures += isinstance(error, DrafterError)
         sequence.fail(error)
         sequence.settle_failed()
         return perf_counter() - begin

@@ -69,7 +69,7 @@ def parse(spec: str | Drafter) -> Drafter:
         node = ast.parse(_quoted(spec.strip()), mode="eval").body
     except (SyntaxError, ValueError, RecursionError) as error:
         raise OptionError(f"drafter {shown(spec)} cannot be parsed; {_LIKE}") from error
-    return _drafter(node, spec)
+    return parse(_drafter(node, spec))
 
 
 _STRING = re.compile(r"""('[^']*'|"[^"]*")""")

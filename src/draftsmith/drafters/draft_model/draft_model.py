@@ -47,7 +47,7 @@ ALGORITHMS: dict[str, Callable[[Pair], Callable[[], Translation]]] = {
 
 @dataclass(frozen=True, repr=False)
 class DraftModel(Drafter):
-    """Draft up to `tokens` tokens with `model`: a hub id, a folder, or a loaded model.
+    """Draft up to `tokens` tokens with `model`: a hub id, a folder, or a transformers model.
 
     `algorithm="auto"` compares the bytes that the ids of both tokenizers write. `tokenizer` is the
     draft model's own, for loaded models and folders without one. `dtype` (default: the

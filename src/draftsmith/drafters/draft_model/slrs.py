@@ -110,7 +110,7 @@ class StringRejection(StringMatch):
             walk = Walk(stop)
             while not walk.over:
                 if walk.ids not in known:
-                    known |= distributions([walk.ids])
+                    known = distributions([walk.ids]) | known  # keep what was drawn from
                 self.rule.step(walk, known[walk.ids], self.context.sampler)
             psi = psi_of(self.rule, stop, known, distributions, self.context.vocab_size)
             proposals[len(tokens) - 1] = Proposal(psi, None if walk.token is None else len(tokens))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +20,7 @@ from draftsmith.core.drafter import Context
 from draftsmith.core.sampling import Distribution, SamplingParams
 from draftsmith.core.target import MOST_BESIDE_DRAFT
 from draftsmith.core.tree import Continuation, merge
+from draftsmith.errors import DrafterError
 from draftsmith.text.vocab import Intersection, Vocabulary
 
 if TYPE_CHECKING:
@@ -103,19 +104,33 @@ class After:
 
         The prefixes include the empty one and the whole branch.
         """
-        found: dict[Ids, Tensor] = {}
+        whole = [(*before, *branch) for branch in branches]
         with self.lock, torch.inference_mode():
-            self.runner.extend(self.row, self.ids[: self.length])
-            self.runner.prefill(self.row, MOST_BESIDE_DRAFT)
-            for group in self._groups([(*before, *branch) for branch in branches]):
-                draft = merge([Continuation(branch, "after") for branch in group])
-                [output] = self.runner.forward([self.row], [draft])
-                paths: list[Ids] = [()]
-                for token, parent in zip(draft.tokens, draft.parents, strict=True):
-                    paths.append((*paths[parent + 1], token))
-                for path, logits in zip(paths, output.logits, strict=True):
-                    if path[: len(before)] == before:
-                        found[path[len(before) :]] = logits
+            try:
+                return self._logits(len(before), self._groups(whole))
+            except Exception:  # such as too little memory: once more, with small passes
+                try:
+                    return self._logits(len(before), ([branch] for branch in whole))
+                except Exception as error:
+                    raise DrafterError(
+                        "the draft model failed while its draft was verified, and without it no "
+                        f"token has the right distribution ({type(error).__name__}: {error})"
+                    ) from error
+
+    def _logits(self, known: int, groups: Iterable[Sequence[Ids]]) -> dict[Ids, Tensor]:
+        """Compute what `logits` returns; `known` is the length of `before`."""
+        found: dict[Ids, Tensor] = {}
+        self.runner.extend(self.row, self.ids[: self.length])
+        self.runner.prefill(self.row, MOST_BESIDE_DRAFT)
+        for group in groups:
+            draft = merge([Continuation(branch, "after") for branch in group])
+            [output] = self.runner.forward([self.row], [draft])
+            paths: list[Ids] = [()]
+            for token, parent in zip(draft.tokens, draft.parents, strict=True):
+                paths.append((*paths[parent + 1], token))
+            for path, logits in zip(paths, output.logits, strict=True):
+                if len(path) >= known:  # all branches begin with `before`
+                    found[path[known:]] = logits
         return found
 
     def _groups(self, branches: Sequence[Ids]) -> Iterator[Sequence[Ids]]:
