@@ -72,9 +72,14 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))
 
 
+def unpacking(path: Path) -> Callable[..., Any] | None:
+    """Return what opens a compressed file, by its suffix; None for other files."""
+    return PACKED.get(path.suffix.lower())
+
+
 def open_text(path: Path, errors: str = "strict") -> IO[str]:
     """Open a plain, .gz or .xz text file for reading; a byte order mark is skipped."""
-    opened = PACKED.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", errors=errors)
+    opened = (unpacking(path) or open)(path, "rt", encoding="utf-8-sig", errors=errors)
     return cast(IO[str], opened)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, TypeVar, cast
 
 from draftsmith.errors import DraftsmithError, LoadError, WriteError
-from draftsmith.storage import PACKED, digest, lock, parse_json, reading, write_chunks, writing
+from draftsmith.storage import digest, lock, parse_json, reading, unpacking, write_chunks, writing
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def read_lines(
     """
     entries: list[T] = []
     size = 0
-    with reading(path), cast(IO[bytes], PACKED.get(path.suffix, open)(path, "rb")) as file:
+    with reading(path), cast(IO[bytes], (unpacking(path) or open)(path, "rb")) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
@@ -71,7 +71,7 @@ def _interrupted(line: bytes, begins: bytes) -> bool:
 
 def check_lines(path: Path) -> None:
     """Raise WriteError if lines cannot be added to a file. Call it before long work."""
-    if path.suffix in PACKED:
+    if unpacking(path):
         raise WriteError(f"{path} cannot be written: lines cannot be added to a packed file")
     if path.exists() and not path.is_file():
         raise WriteError(f"{path} cannot be written: it is no regular file")

@@ -92,7 +92,7 @@ def pieces_of(plan: CorpusPlan) -> Pieces:
 def test_texts_come_from_files_of_all_kinds(tmp_path: Path) -> None:
     line = json.dumps({"prompt": "a", "answer": "b", "n": 1}).encode() + b"\n\n"
     (tmp_path / "1.jsonl").write_bytes(line)
-    (tmp_path / "2.jsonl.gz").write_bytes(gzip.compress(line))
+    (tmp_path / "2.JSONL.GZ").write_bytes(gzip.compress(line))
     (tmp_path / "3.jsonl.xz").write_bytes(lzma.compress(line))
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "4.md").write_text("c")
@@ -292,6 +292,34 @@ def test_a_build_that_was_begun_is_gone_on_with_and_no_other(
     assert len(done) == len(passes(model, pieces_of(plan).lengths))
     with pytest.raises(OptionError, match="already holds another corpus"):
         make(replace(plan, keep=8), folder, model)
+
+
+def test_a_build_among_its_texts_is_gone_on_with(
+    plan: CorpusPlan, model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own files are no texts."""
+    inside, real = replace(plan, texts=some_texts(tmp_path)), building.write_index
+
+    def dies(*_args: Any, **_options: Any) -> Any:
+        raise Killed
+
+    monkeypatch.setattr(building, "write_index", dies)
+    with pytest.raises(Killed):
+        make(inside, tmp_path / "c", model)
+    monkeypatch.setattr(building, "write_index", real)
+    monkeypatch.setattr(building, "log_likelihoods", dies)
+    assert make(inside, tmp_path / "c", model).examples
+
+
+def test_a_folder_of_anothers_that_has_the_name_of_a_build(
+    plan: CorpusPlan, model: LoadedModel, tmp_path: Path
+) -> None:
+    plans = tmp_path / files.BUILDING / "plans.txt"
+    plans.parent.mkdir()
+    plans.write_text("mine")
+    with pytest.raises(OptionError, match="already holds something else"):
+        make(plan, tmp_path, model)
+    assert plans.read_text() == "mine"
 
 
 def ranked(plan: CorpusPlan, folder: Path, model: LoadedModel) -> Path:

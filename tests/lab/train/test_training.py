@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from draftsmith.errors import (
     WriteError,
 )
 from draftsmith.lab.train import curves
+from draftsmith.lab.train import run as running
 from draftsmith.lab.train.curves import StepLosses
 from draftsmith.lab.train.recipe import Options, Recipe, Texts
+from draftsmith.lab.train.run import Run
 from draftsmith.lab.train.sdsat import train
 from draftsmith.model.adaptive import AdaptiveTokens
 
@@ -389,6 +392,56 @@ def test_a_diverging_training_stops(model: Path, texts: Texts, tmp_path: Path) -
     with pytest.raises(TrainingError, match=r"the loss of step \d+ is (nan|inf): .* diverged"):
         train(str(model), wild, texts, tmp_path / "out", OPTIONS)
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_a_training_that_could_not_store_its_settings_is_begun_again(
+    model: Path, texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise WriteError("run.json cannot be written") from OSError(28, "No space left on device")
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "write_text", full)
+        with pytest.raises(WriteError, match=r"run.json cannot be written \(No space left on dev"):
+            train(str(model), RECIPE, texts, out, OPTIONS)
+    assert train(str(model), replace(RECIPE, steps=1), texts, out, OPTIONS).steps == 1
+
+
+def test_a_second_training_of_a_folder_waits(tmp_path: Path) -> None:
+    """And then it finds the model."""
+    run, ended, began = Run(tmp_path / "out"), list[str](), threading.Event()
+
+    def second() -> None:
+        began.set()
+        with pytest.raises(OptionError, match="already holds a model"), run.alone():
+            ended.append("ran")
+        ended.append("refused")
+
+    thread = threading.Thread(target=second)
+    with run.alone():
+        thread.start()
+        began.wait()
+        assert not ended
+        (run.folder / "config.json").write_text("{}")
+    thread.join()
+    assert ended == ["refused"]
+
+
+def test_folders_of_a_model_are_moved_over_what_a_killed_training_left(tmp_path: Path) -> None:
+    """A tokenizer with several chat templates has them in a folder."""
+    run = Run(tmp_path / "out")
+
+    def save(folder: Path) -> None:
+        (folder / "templates").mkdir()
+        (folder / "templates" / "a.jinja").write_text("new")
+        (folder / "config.json").write_text("{}")
+
+    with run.alone():
+        (run.folder / "templates").mkdir()
+        (run.folder / "templates" / "a.jinja").write_text("old")
+        run.finish(save, {})
+    assert (run.folder / "templates" / "a.jinja").read_text() == "new"
 
 
 def test_nothing_is_overwritten(model: Path, texts: Texts, unbroken: Path, tmp_path: Path) -> None:

@@ -40,6 +40,10 @@ def unseen(what: str, total: int) -> AbstractContextManager[Callable[[int], None
     return nullcontext(lambda _: None)
 
 
+_LOCK = "lock"
+"""Name of the first file of a build, in its folder `BUILDING`."""
+
+
 def build(
     plan: CorpusPlan,
     folder: Path,
@@ -62,11 +66,13 @@ def build(
     if done is not None:
         return done
     skipped: list[Path] = []
-    found = tuple(find(plan.texts, skip=skipped.append))
+    own = folder.resolve()
+    texts = find(plan.texts, skip=skipped.append)
+    found = tuple(path for path in texts if own not in path.resolve().parents)
     workshop = folder / files.BUILDING
     with writing(workshop):
         workshop.mkdir(parents=True, exist_ok=True)
-        held = (workshop / "lock").open("ab")
+        held = (workshop / _LOCK).open("ab")
     with held:
         lock(held)  # another process may be building here, and end with this corpus
         header = _finished(folder, plan, vocabulary_print, name)
@@ -146,7 +152,7 @@ def _finished(folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str) 
     if folder.exists() and not folder.is_dir():
         raise OptionError(f"{folder} is a file; give a folder")
     if not (folder / files.HEADER).exists():
-        begun = not folder.exists() or (folder / files.BUILDING).is_dir()
+        begun = not folder.exists() or _begun(folder)
         foreign = [] if begun else [path.name for path in folder.iterdir()]
         if foreign:
             raise OptionError(
@@ -162,9 +168,15 @@ def _finished(folder: Path, plan: CorpusPlan, vocabulary_print: str, name: str) 
             f"{folder} already holds another corpus ({other}); give another folder, or delete this "
             "one"
         )
-    if (folder / files.BUILDING).exists():  # killed while deleting it
+    if _begun(folder):  # killed while deleting it
         shutil.rmtree(folder / files.BUILDING, ignore_errors=True)
     return header
+
+
+def _begun(folder: Path) -> bool:
+    """Whether a build has begun in the folder, which may hold another one's folder of that name."""
+    workshop = folder / files.BUILDING
+    return (workshop / _LOCK).is_file() or (workshop.is_dir() and not any(workshop.iterdir()))
 
 
 def score(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from draftsmith.errors import LoadError
-from draftsmith.storage import PACKED, no_utf8, open_text, parse_json, reading
+from draftsmith.storage import no_utf8, open_text, parse_json, reading, unpacking
 
 PLAIN, LINES = (".txt", ".md"), (".jsonl",)
 
@@ -27,7 +27,7 @@ def find(
     known = (*plain, *LINES)
     for path in paths:
         if path.is_dir():
-            named = sorted(p for p in path.rglob("*") if _kind(p) in known and not p.is_dir())
+            named = sorted(p for p in path.rglob("*") if kind(p) in known and not p.is_dir())
             inside = [p for p in named if p.is_file()]
             if not inside:
                 listed = ", ".join(known)
@@ -45,9 +45,9 @@ def find(
     return found
 
 
-def _kind(path: Path) -> str:
+def kind(path: Path) -> str:
     """Suffix of the format, without that of compression."""
-    return path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
+    return (path.with_suffix("") if unpacking(path) else path).suffix.lower()
 
 
 def documents(path: Path, fields: Sequence[str]) -> Iterator[str]:
@@ -56,7 +56,7 @@ def documents(path: Path, fields: Sequence[str]) -> Iterator[str]:
     Raises LoadError, naming file and line, for texts that cannot be read.
     """
     with reading(path), open_text(path, errors="surrogateescape") as file:
-        if _kind(path) in LINES:
+        if kind(path) in LINES:
             yield from _lines(path, file, fields)
             return
         text = file.read()

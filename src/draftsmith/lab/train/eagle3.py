@@ -219,11 +219,12 @@ def train(
         "tokens": zlib.crc32(lessons.ids.cpu().numpy().tobytes()),
         "blocks": list(lessons.layers),
     }
-    run.begin(recipe, about)
-    seconds = _learn(lessons, run, rows, save_every, follow)
-    right = None if measured is None else _measure(lessons, measured)
-    found = {"right": right, "steps": recipe.steps, "seconds": seconds}
-    run.finish(partial(write, lessons, source), found)
+    with run.alone():
+        run.begin(recipe, about)
+        seconds = _learn(lessons, run, rows, save_every, follow)
+        right = None if measured is None else _measure(lessons, measured)
+        found = {"right": right, "steps": recipe.steps, "seconds": seconds}
+        run.finish(partial(write, lessons, source), found)
     return TrainedHead(output, recipe.steps, recipe.steps * recipe.rows * recipe.length, right)
 
 

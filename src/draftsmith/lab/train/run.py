@@ -3,6 +3,7 @@
 `training/run.json`           settings of the training; another training is refused
 `training/step-000100/`       the newest checkpoint: `state.safetensors`, and `state.json`, last
 `training/log.csv`, …         the curves (`curves.py`)
+`training/lock`               locked while a process trains here
 `training/measured.json`      figures on held-out text before and after
 `config.json`, …              the finished model; the checkpoint is then deleted
 """
@@ -25,13 +26,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from draftsmith.errors import LoadError, OptionError, WriteError
-from draftsmith.storage import sync_folder, write_text
+from draftsmith.storage import NEW, lock, sync_folder, write_text
 
 TRAINING = "training"
 NEEDED = ("accelerate", "peft", "matplotlib")
 """Packages of the extra `train`."""
 _RUN, _STATE, _TENSORS, _MODEL = "run.json", "state.json", "state.safetensors", "model.new"
-_MEASURED = "measured.json"
+_MEASURED, _LOCK = "measured.json", "lock"
 _SLOTS = ("exp_avg", "exp_avg_sq")
 """AdamW's state of each weight."""
 
@@ -60,11 +61,25 @@ class Run:
             raise OptionError(
                 f"{self.folder} already holds a model; give a new folder, nothing is overwritten"
             )
-        inside = {path.name for path in self.folder.glob("*")}
+        inside = {path.name for path in self.folder.glob("*") if path != self.training}
+        # A training that could not write its settings leaves these.
+        inside |= {p.name for p in self.training.glob("*") if p.name != _LOCK and p.suffix != NEW}
         if inside and not (self.training / _RUN).is_file():
             raise OptionError(
                 f"{self.folder} holds something else (e.g. {min(inside)}); give a new folder"
             )
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other process trains in this folder; then raise as `check_free`."""
+        with kept_whole(self.training):
+            self.training.mkdir(parents=True, exist_ok=True)
+            held = (self.training / _LOCK).open("ab")
+        with held:
+            lock(held)
+            self.check_free()
+            yield
+            (self.training / _LOCK).unlink()
 
     @property
     def training(self) -> Path:
@@ -93,7 +108,6 @@ class Run:
                 )
             return
         with kept_whole(path):
-            self.training.mkdir(parents=True, exist_ok=True)
             text = json.dumps({"recipe": asdict(recipe), "about": dict(about)}, indent=1)
             write_text(path, text + "\n")
 
@@ -118,9 +132,9 @@ class Run:
                 os.fsync(file.fileno())
             write_text(folder / _STATE, json.dumps({"step": step, "seconds": seconds}) + "\n")
             sync_folder(self.training)
-        for checkpoint in older:
-            if checkpoint != folder:
-                shutil.rmtree(checkpoint)
+            for checkpoint in older:
+                if checkpoint != folder:
+                    shutil.rmtree(checkpoint)
 
     def restore(
         self, weights: Mapping[str, torch.nn.Parameter], adamw: torch.optim.AdamW
@@ -161,6 +175,8 @@ class Run:
             write_text(self.training / _MEASURED, json.dumps(measured, indent=1) + "\n")
             # config.json indicates a finished model, so it comes last.
             for path in sorted(fresh.iterdir(), key=lambda path: path.name == "config.json"):
+                if path.is_dir():  # left there if this was killed
+                    shutil.rmtree(self.folder / path.name, ignore_errors=True)
                 os.replace(path, self.folder / path.name)
             sync_folder(self.folder)
         fresh.rmdir()
@@ -174,20 +190,24 @@ def _plain(values: Mapping[str, Any]) -> Any:
 
 
 @contextmanager
-def kept_whole(path: Path, half: Path | None = None) -> Iterator[None]:
+def kept_whole(
+    path: Path,
+    half: Path | None = None,
+    advice: str = "give the same command again to resume from the newest checkpoint",
+) -> Iterator[None]:
     """Convert errors of the disk to WriteError, after removing the incomplete folder `half`.
 
     The error says so if it cannot be removed.
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError) as raised:
+        error = raised.__cause__ if isinstance(raised, WriteError) else raised
         reason, kept = getattr(error, "strerror", None) or error, "nothing of it was kept"
         if half is not None:
             shutil.rmtree(half, ignore_errors=True)
             if half.exists():
                 kept = f"{half} is left half written, delete it"
         raise WriteError(
-            f"{path} cannot be written ({reason}); {kept}. Free some space, and give the same "
-            "command again to resume from the newest checkpoint"
-        ) from error
+            f"{path} cannot be written ({reason}); {kept}. Free some space, and {advice}"
+        ) from raised

@@ -106,10 +106,11 @@ def train(
         "tokens": list(trainable.tokens),
         "text": f"{len(stream)} tokens ({zlib.crc32(stream.tobytes()):08x})",
     }
-    with accelerator.main_process_first():
-        run.begin(recipe, about)
-    trainer = Trainer(trainable, batches, run, options, accelerator, measured)
-    return trainer.run_to_end(follow)
+    with run.alone() if accelerator.is_main_process else nullcontext():
+        with accelerator.main_process_first():
+            run.begin(recipe, about)
+        trainer = Trainer(trainable, batches, run, options, accelerator, measured)
+        return trainer.run_to_end(follow)
 
 
 class Trainer:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from draftsmith.errors import OptionError
 from draftsmith.lab.corpus.build import Show, unseen
-from draftsmith.lab.corpus.texts import PLAIN, documents, find
+from draftsmith.lab.corpus.texts import PLAIN, documents, find, kind
 from draftsmith.lab.train.held_out import HeldOut
 from draftsmith.lab.train.infill import Markers, infilled
 from draftsmith.lab.train.recipe import Texts
@@ -35,7 +35,7 @@ def read(
     files = find(paths, PLAIN + CODE)
     with show("reading texts", len(files)) as advance:
         for path in files:
-            prose = any(suffix in PLAIN for suffix in path.suffixes[-2:])
+            prose = kind(path) in PLAIN
             for text in documents(path, fields):
                 if text:
                     yield text, not prose

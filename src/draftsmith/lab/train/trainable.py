@@ -56,7 +56,7 @@ class Trainable:
         self.loaded.tokenizer.save_pretrained(folder)  # type: ignore[union-attr]
         _name_as_before(folder, self.loaded.name)
         mode = (folder / "config.json").stat().st_mode  # mode of the user's new files
-        for path in folder.iterdir():
+        for path in filter(Path.is_file, folder.iterdir()):
             path.chmod(mode)  # safetensors makes weights readable for their owner only
 
 

@@ -33,6 +33,6 @@ def unpickle(folder: Path) -> Path:
         raise LoadError(f"{path} cannot be read as tensors: {first_line(error)}") from error
     if not (isinstance(found, dict) and all(isinstance(t, Tensor) for t in found.values())):
         raise LoadError(f"{path} holds more than tensors by name")
-    with kept_whole(new):
+    with kept_whole(new, advice="give the same command again"):
         save_file({name: tensor.clone().contiguous() for name, tensor in found.items()}, new)
     return new
