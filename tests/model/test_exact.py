@@ -237,6 +237,16 @@ def test_a_pass_of_many_values_tells_at_once(monkeypatch: pytest.MonkeyPatch) ->
         Engine.from_pretrained(model("llama"), exact=True)
 
 
+def test_a_part_of_many_values_is_tested_in_wide_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wider than the expected rows, as those of a long prompt."""
+    monkeypatch.setattr(widths, "_MANY", 1)
+    engine = Engine.from_pretrained(model("llama"), exact=True)
+    result = engine.generate(prompt(3 * widths.ROWS), max_new_tokens=2)
+    assert result.stats.failed_passes == 0
+    assert engine.model.exact is not None
+    assert any(width > widths.ROWS for width in engine.model.exact._known)
+
+
 def test_pieces_give_the_same_product() -> None:
     x, weight, bias = torch.randn(1, 21, 6), torch.randn(4, 6), torch.randn(4)
     expected = x @ weight.T + bias

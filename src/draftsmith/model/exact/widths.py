@@ -78,7 +78,7 @@ class _Part:
             return True
         places = torch.arange(width, device="cpu")
         if self.expected.shape[-1] >= _MANY:
-            return self._same(places)
+            return self._same(places % ROWS)
         step = width if width <= _GROUP else ROWS
         begins = range(0, max(1, ROWS - width + 1), step)
         return all(self._same((places + at) % ROWS) for at in {*begins, -width})
