@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import shutil
@@ -158,6 +159,18 @@ def test_models_that_do_not_decode_alone() -> None:
         load(AutoModel.from_config(build("llama").config))
     with pytest.raises(LoadError, match="hub id"):
         load(3)
+
+
+def test_models_without_weights_are_refused() -> None:
+    whole = tiny.model()
+    with torch.device("meta"):
+        empty = type(whole)(whole.config).eval()
+    with pytest.raises(LoadError, match=r"no weights in .*embed_tokens: it is on the meta"):
+        load(empty)
+    part = copy.deepcopy(whole)
+    part.model.layers[1].to("meta")
+    with pytest.raises(LoadError, match=r"no weights in model.layers.1.self_attn.q_proj"):
+        load(part)
 
 
 def test_options_that_cannot_apply_to_a_live_model() -> None:

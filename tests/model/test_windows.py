@@ -81,6 +81,18 @@ def test_layer_types_of_configs() -> None:
     assert layer_windows(unknown) == FULL
 
 
+@pytest.mark.parametrize("name", ["mistral", "phi3", "starcoder2"])
+def test_a_switch_that_the_class_does_not_read(name: str) -> None:
+    """The window holds nevertheless, and the self-test must notice it."""
+    model = build(name, sliding_window=24, use_sliding_window=False)
+    for drafter in ("none", "copyspec(gamma=1)"):
+        engine = Engine(model, drafter=drafter, budget=4)
+        answer = engine.generate(prompt(60), max_new_tokens=12).tokens
+        expected = model.generate(torch.tensor([prompt(60)]), max_new_tokens=12, do_sample=False)
+        assert answer == expected[0, 60:].tolist()
+    assert load(model).capabilities.cache == "own"
+
+
 def test_layers_that_share_keys_get_all_positions_of_a_long_prompt() -> None:
     """Gemma 4 drops the positions without logits before such layers."""
     if "gemma4_text" not in CONFIG_MAPPING:

@@ -171,6 +171,15 @@ def _check_live(model: Any) -> None:
             f"{kind} has no language model head; load the checkpoint with AutoModelForCausalLM"
         )
     check_mode(model)
+    modules = dict(model.named_modules())
+    if any(hasattr(module, "_hf_hook") for module in modules.values()):
+        return  # offloaded weights are loaded when they are needed
+    for name, module in modules.items():
+        weights = [one for one in module._parameters.values() if one is not None]
+        if any(one.is_meta for one in weights) and not isinstance(module, prepacking.PackedLinear):
+            raise LoadError(
+                f"{kind} has no weights in {name or 'itself'}: it is on the meta device"
+            )
 
 
 def check_mode(model: Any) -> None:

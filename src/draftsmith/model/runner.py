@@ -240,7 +240,8 @@ class Runner:
     def _refresh(self, row: SequenceRow) -> None:
         """Drop a cache if its rotary angles do not fit the next pass, which then reads everything.
 
-        The model's own `generate` does the same.
+        Phi-3's own `generate` does the same. For classes that keep such a cache in `generate`, such
+        as Llama, the answer is that without a cache.
         """
         if row.cached and self._boundary is not None and self._boundary.stale(row.cached, row.root):
             self.store.truncate(row, 0)

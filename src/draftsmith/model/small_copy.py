@@ -1,8 +1,8 @@
 """Makes a small random model of the same architecture, for tests that do not depend on weights.
 
 It has few layers (but one of each kind), few heads of the same width, narrow feed-forward layers
-and few token ids. Everything else is as configured: windows, scaling, caps, sinks, experts,
-positions.
+few token ids, and short attention windows. Everything else is as configured: scaling, caps, sinks,
+experts, positions.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ HIDDEN = 128
 INNER = 32
 """Width of feed-forward layers."""
 VOCABULARY = 256
+WINDOW = 6
+"""Attention window, so short that the texts of the self-test are longer."""
 MOST_PARAMETERS = 60_000_000
 """A larger copy would cost more than it saves."""
 
@@ -139,6 +141,8 @@ def _narrow(config: Any) -> None:
     for other in _VOCABULARIES:
         if _number(config, other) > VOCABULARY:
             setattr(config, other, VOCABULARY)
+    if _number(config, "sliding_window") > WINDOW:
+        config.sliding_window = WINDOW
     for other, value in list(vars(config).items()):
         if other.endswith(("_token_id", "_token_index")):
             setattr(config, other, _known_ids(value))
