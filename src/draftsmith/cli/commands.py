@@ -37,7 +37,7 @@ LIBRARY = {
     "demo": "Watch a model do a few short jobs: plainly, then with drafts, to the same answers.",
     "run": "Answer one prompt; the text goes to standard output as it comes.",
     "chat": "Talk to a model; cache and drafts are kept from turn to turn.",
-    "serve": "Serve a model to OpenAI's clients (needs the extra `server`).",
+    "serve": "Serve a model to OpenAI's and Anthropic's clients (needs the extra `server`).",
     "drafters": "List the installed drafters, or describe one.",
     "models": "List the names that stand for models, and the models in the hub's cache.",
     "doctor": "Examine a model on this machine: what works, why not more, what a pass costs.",

@@ -75,7 +75,8 @@ def _describe(name: str) -> None:
             kind = getattr(option.type, "__name__", option.type)
             table.add_row(option.name, _default(option) or "(required)", str(kind))
         console.print(table)
-        example = f'"{name}({_defaults(cls, 2)})"'
+        # Drafters in a drafter need no name of an option.
+        example = "copyspec+auto" if name == "cascade" else f'"{name}({_defaults(cls, 2)})"'
     console.print(Text.assemble("\nUse it with ", (f"-d {example}", "bold")))
 
 

@@ -39,7 +39,7 @@ def serve(
     engine: EngineOptions = EngineOptions(),
     settings: Annotated[Settings, group("Server", 5)] = Settings(),
 ) -> None:
-    """Serve a model to OpenAI's clients (needs the extra `server`).
+    """Serve a model to OpenAI's and Anthropic's clients (needs the extra `server`).
 
     Examples
 

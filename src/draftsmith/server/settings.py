@@ -53,8 +53,8 @@ class Settings:
     drain: Annotated[float, LIMITS] = 30.0
     """Seconds that running requests are given after SIGTERM or Ctrl-C."""
     tool_format: str | None = None
-    """How the model writes calls of tools, a row of the table in docs/serving.md. [as its chat
-    template]"""
+    """How the model writes calls of tools, if its chat template does not show it: deepseek, glm,
+    granite, harmony, hermes, llama, mistral, phi4, pythonic or qwen3-coder."""
     tolerant: bool = False
     """Ignore unknown fields of a request, and name them in a header, instead of refusing them."""
     allow_drafters: Annotated[bool, LIMITS] = False

@@ -245,6 +245,14 @@ def test_names_cannot_break_the_page_of_a_lone_arm(arm: str) -> None:
     assert "<script" not in markdown([made])
 
 
+def test_an_arm_within_the_noise_is_not_called_faster() -> None:
+    made = [row("none", n, 1.0) for n in (1, 2, 3)]
+    made += [row("copyspec@8", n, seconds) for n, seconds in ((1, 0.7), (2, 1.2), (3, 1.0))]
+    assert "No arm is clearly faster or slower than none: copyspec@8 is" in markdown(
+        [section(made)]
+    )
+
+
 def test_markdown() -> None:
     text = markdown([section()])
     assert "Measured:" not in text  # by a version that did not note it

@@ -43,7 +43,7 @@ class TuneOptions:
     """A file of prompts, as for draftsmith bench run."""
     _: KW_ONLY
     limit: Annotated[Count, Parameter(alias="-n")] = 20
-    """Prompts that are used; by tune copyspec, conversations of each suite and task."""
+    """Prompts that are used; for CopySpec, conversations of each suite and task."""
     max_new_tokens: SomeTokens = 128
     """Longest answer, in tokens."""
 

@@ -149,7 +149,7 @@ class HeadRecipe:
     weights of deeper steps are those of the authors' code. Learning rates are ours.
     """
 
-    start: Annotated[str, HEAD] = setting(
+    start: Annotated[str, Parameter(show_default=False), HEAD] = setting(
         "", "Head to begin with, a folder or hub id; its tokens and layers stay."
     )
     vocabulary: Annotated[int, HEAD] = setting(
