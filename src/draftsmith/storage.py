@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, cast
 
 from draftsmith.errors import LoadError, WriteError
 
@@ -23,8 +23,6 @@ try:
     import fcntl
 except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
-
-T = TypeVar("T")
 
 _LOG = logging.getLogger("draftsmith")
 

@@ -44,6 +44,7 @@ class ToyRow:
     ids: list[int] = field(default_factory=list)
     needs: Needs = NO_NEEDS
     taken: int = 0
+    draft: Draft = EMPTY
 
     @property
     def cached(self) -> int:
@@ -53,8 +54,9 @@ class ToyRow:
 class ToyTarget:
     """A target with a distribution that depends on the last `order` ids; exact in float64.
 
-    The distribution is given or random. The target checks the loop: it raises AssertionError if a
-    token does not follow its own prefix. Its taps are functions of the prefix, too (`toy_taps`).
+    The distribution is given or random. The target checks the loop: it raises AssertionError for a
+    draft that does not fit `shape`, and for committed tokens that are not those of the path. Its
+    taps are functions of the prefix, too (`toy_taps`).
     """
 
     def __init__(
@@ -132,6 +134,9 @@ class ToyTarget:
             if draft:
                 raise self._refuse("a row with pending tokens left must not have a draft")
             return RowOutput(torch.empty((0, self.vocab_size), dtype=torch.float64, device="cpu"))
+        if len(draft) and (self.shape == "plain" or (self.shape == "chain" and not draft.is_chain)):
+            raise self._refuse(f"a target of the shape {self.shape!r} got another draft")
+        row.draft = draft
         prefixes = [[*row.ids, *row.pending]]
         for token, origin in zip(draft.tokens, draft.origins or (), strict=False):
             if origin >= 0 and prefixes[0][origin] != token:
@@ -153,6 +158,8 @@ class ToyTarget:
             rest = row.pending[row.taken :]
             if len(emitted) != (0 if rest else len(path) + 1):
                 raise AssertionError(f"{len(emitted)} tokens emitted for a path of {len(path)}")
+            if [row.draft.tokens[node] for node in path] != [*emitted[:-1]]:
+                raise AssertionError("the emitted tokens are not those of the path")
             row.ids += [*row.pending[: row.taken], *emitted[:-1]]
             row.pending = [*rest, *emitted[-1:]]
 
@@ -239,14 +246,15 @@ def enumerate_distribution(experiment: Callable[[Enumerated], T]) -> dict[T, flo
     Raises AssertionError if there are more than `MOST_BRANCHES`.
     """
     distribution: dict[T, float] = {}
-    script: list[int] | None = []
+    script: list[int] = []
     for _ in range(MOST_BRANCHES):
-        if script is None:
-            return distribution
         sampler = Enumerated(script)
         result = experiment(sampler)
         distribution[result] = distribution.get(result, 0.0) + sampler.weight
-        script = sampler.following()
+        following = sampler.following()
+        if following is None:
+            return distribution
+        script = following
     raise AssertionError(f"the experiment has more than {MOST_BRANCHES} branches; make it smaller")
 
 
@@ -428,7 +436,7 @@ def assert_same_distribution(ours: dict[T, float], exact: dict[T, float]) -> Non
 
 
 def check_rewind(drafter: Drafter) -> None:
-    """Assert that a state rewound with `truncate` drafts like a new one."""
+    """Assert that a state rewound with `truncate` drafts like a new one, unless it samples."""
     drafter = drafter.bind(ToyTarget(11).facts)
     if drafter.sampled:
         return
@@ -442,7 +450,8 @@ def check_rewind(drafter: Drafter) -> None:
         state.truncate(len(kept))
         used.ids, used.hidden, used.attention = fresh.ids, fresh.hidden, fresh.attention
         again, expected = state.draft(used), drafter.open(fresh).draft(fresh)
-        assert again.tokens == expected.tokens, f"{drafter} uses ids that truncate() removed"
+        same = (again.tokens, again.parents) == (expected.tokens, expected.parents)
+        assert same, f"{drafter} uses ids that truncate() removed"
 
 
 def _context(drafter: Drafter, ids: abc.Sequence[int]) -> Context:

@@ -154,6 +154,13 @@ class Neighbours(nn.Module):
         return [self.q_proj(x), self.k_proj(x), self.v_proj(x), self.o_proj(x)]
 
 
+@pytest.fixture
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of this file share products, as transformers' own do."""
+    monkeypatch.setattr(module, "_KNOWN", ("transformers.", __name__))
+
+
+@pytest.mark.usefixtures("_known")
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_layers_of_one_input_are_one_product(
@@ -180,6 +187,7 @@ def test_layers_of_one_input_are_one_product(
         assert len(products) == 2
 
 
+@pytest.mark.usefixtures("_known")
 def test_an_input_written_to_or_read_by_others_between_calls_is_read_again() -> None:
     model, x = Neighbours().requires_grad_(False), torch.randn((3, 96))
     another = Neighbours().requires_grad_(False)
@@ -338,3 +346,22 @@ def test_an_error_leaves_the_model_as_it_was() -> None:
     with pytest.raises(OptionError):
         accelerate(live, "pld_plus(layer=99)", prepack=True)
     assert layers_of(live) == before
+
+
+class Scaled(nn.Module):
+    """A block of one's own that writes to the input of its layers between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(96, 80), nn.Linear(96, 80)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gate_proj(x) + self.up_proj(x.mul_(0.5))
+
+
+def test_blocks_of_ones_own_may_write_between_their_layers() -> None:
+    torch.manual_seed(0)
+    model, x = Scaled().requires_grad_(False), torch.randn(3, 96)
+    expected = model(x.clone())
+    packed_or_skip(model)
+    torch.testing.assert_close(model(x.clone()), expected)

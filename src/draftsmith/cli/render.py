@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -135,11 +135,12 @@ def plural(count: int, noun: str) -> str:
 
 def label(drafter: Drafter) -> str:
     """A drafter's name with only the options that are not its defaults."""
-    changed = [
-        f"{f.name}={getattr(drafter, f.name)!r}"
-        for f in fields(drafter)
-        if getattr(drafter, f.name) != f.default
-    ]
+    drafter = getattr(drafter, "config", drafter)  # a bound one has its model, too
+    changed = []
+    for f in fields(drafter):
+        usual = f.default if f.default_factory is MISSING else f.default_factory()
+        if (value := getattr(drafter, f.name)) != usual:
+            changed.append(f"{f.name}={value!r}")
     return f"{drafter.name}({', '.join(changed)})" if changed else drafter.name
 
 

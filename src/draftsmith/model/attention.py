@@ -30,7 +30,7 @@ MOST_GROUPED = 160
 """Most queries for which grouping is faster: for more, repeated masks cost more than keys."""
 
 BLOCK = 128
-"""Queries per block of a longer span on a CPU. A block skips the keys after its last query."""
+"""Most queries per block of a longer span on a CPU. A block skips the keys after its last query."""
 
 MOST_IN_BLOCKS = 1024
 """Most queries of a span that is computed in blocks; a longer one would need too large a mask."""
@@ -61,10 +61,11 @@ class Packed:
     masks: Sequence[Tensor | None]
     """A mask (R, 1, q, S) per span of R rows, where the last q keys are those of the queries.
 
-    No query sees a key after its own. None means that a query sees all other keys.
+    No query sees a key after its own. None means that a query sees all other keys. In passes of
+    fixed shape, keys may be in any order; such spans are narrower than a `BLOCK`.
     """
     keys: Sequence[Tensor]
-    """(R, K, S, D) per span: the cached keys of its rows, then those of this pass.
+    """(R, K, S, D) per span: the cached keys of its rows, then those of this pass; or all slots.
 
     The queries of a span of R merged rows are those of its rows, in equal numbers.
     """

@@ -11,8 +11,8 @@ from torch import Tensor
 def usual() -> torch.device:
     """Return the default device for models.
 
-    It is torch's default device if one was set, else this machine's accelerator (CUDA, ROCm, MPS,
-    XPU, …), else the CPU.
+    It is torch's default device if that is no CPU, else this machine's accelerator (CUDA, ROCm,
+    MPS, XPU, …), else the CPU.
     """
     default = torch.get_default_device()
     if default.type not in ("cpu", "meta"):

@@ -25,8 +25,8 @@ MOST_GRAPHS = 64
 """Maximum number of graphs; the least recently used one is dropped for another."""
 MOST_PLACES = 32
 """Maximum number of rows of a pass."""
-WIDEST = 128
-"""Maximum width of a row in a pass."""
+SPARE_SLOTS = 128
+"""Numbers of a row in an input line, and spare slots of a place: the largest width, aligned."""
 INPUTS = 5
 """Lines of numbers of a row: tokens, offsets, two of ancestors; the base with the first slot."""
 
@@ -77,7 +77,7 @@ class Graphs:
         """Buffers that no row uses, by what they hold; one of each kind."""
         self.buffers: WeakSet[Any] = WeakSet()
         """All buffers, in whatever runner."""
-        shape = MOST_PLACES, INPUTS, WIDEST
+        shape = MOST_PLACES, INPUTS, SPARE_SLOTS
         self.inputs = torch.zeros(shape, dtype=torch.long, device=device)
         """Input of a pass, on the device."""
         on_host = torch.zeros(shape, dtype=torch.long, device="cpu")

@@ -78,7 +78,8 @@ def load(
     is "packed", and its capabilities name the reason.
 
     Raises LoadError if something is missing, UnsupportedError if the model cannot generate text
-    left to right, OptionError for options that do not apply to a live model.
+    left to right, OptionError for options that do not apply to a live model (`prepack` leaves it
+    as it is).
     """
     if store is not None and store not in get_args(Store):
         raise UnknownName("store", str(store), get_args(Store))

@@ -41,7 +41,7 @@ def recurrent_cache(config: Any) -> Any | None:
 def first_recurrent_state(cache: Any) -> Tensor | None:
     """Copy the state of the first recurrent layer; None if there is none.
 
-    It depends on the embeddings alone, so it contains no rounding of other layers.
+    Where it is the model's first layer, it contains no rounding of other layers.
     """
     for layer in getattr(cache, "layers", ()):
         for state in getattr(layer, "recurrent_states", {}).values():

@@ -32,6 +32,8 @@ _NUMBERS = count()
 """Product numbers, which make the attribute names unique."""
 _SAME_INPUT = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that read the same input in transformers' models: one wide product is faster."""
+_KNOWN = ("transformers.",)
+"""Packages with blocks that never write to an input between the layers that read it."""
 _GIVEN_UP = (
     "the plain weight of this layer was dropped when it was laid out for the CPU, so it cannot be "
     "replaced: load the model with prepack=False"
@@ -55,7 +57,7 @@ class PackedLinear(nn.Module):
         """(…, I) → (…, O)."""
         product = self._product
         waiting = vars(x).pop(self._own, None)
-        # The part is still there, so nothing wrote to x after the first layer of the product.
+        # Blocks of `_KNOWN` packages write nothing to x between the layers of a product.
         if waiting is not None:
             found: Tensor = waiting
             return found
@@ -270,7 +272,7 @@ def _groups(model: nn.Module, left: Counter[str]) -> Iterator[tuple[nn.Module, t
                     alone[name] = child
                 else:
                     left[reason] += 1
-        for names in _SAME_INPUT:
+        for names in _SAME_INPUT if type(parent).__module__.startswith(_KNOWN) else ():
             kinds = {_kind(alone[name]) if name in alone else None for name in names}
             if len(kinds) == 1 and None not in kinds:
                 yield parent, names

@@ -41,7 +41,7 @@ def new_cost(loaded: LoadedModel) -> CostCurve:
 class Runner:
     """A `Target` that runs one model over many sequences. Cheap to make.
 
-    Runners of one model share nothing but the CUDA graphs, with their buffers and their lock.
+    Runners of one model share its `Forward` and the CUDA graphs, with their buffers and their lock.
     """
 
     def __init__(self, loaded: LoadedModel) -> None:

@@ -1,6 +1,6 @@
 """Makes a small random model of the same architecture, for tests that do not depend on weights.
 
-It has few layers (but one of each kind), few heads of the same width, narrow feed-forward layers
+It has few layers (but one of each kind), few heads of the same width, narrow feed-forward layers,
 few token ids, and short attention windows. Everything else is as configured: scaling, caps, sinks,
 experts, positions.
 """
@@ -26,7 +26,7 @@ from draftsmith.model.registered import own_name
 LAYERS = 2
 """Fewest decoder blocks. There are more if that is needed for one of each kind."""
 HEADS = 2
-"""Most key heads, and most query heads per key head."""
+"""Most key heads, if they are shared, and most query heads per key head."""
 HIDDEN = 128
 """Largest hidden size, if it does not follow from the heads."""
 INNER = 32

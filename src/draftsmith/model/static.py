@@ -27,7 +27,7 @@ from draftsmith.core.readout import summary, unpacked
 from draftsmith.core.target import Needs, RowOutput
 from draftsmith.model.attention import Packed
 from draftsmith.model.changes import hooks, state
-from draftsmith.model.graphs import MOST_PLACES, WIDEST
+from draftsmith.model.graphs import MOST_PLACES, SPARE_SLOTS
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.masks import Span, ancestor_bits, visible_slots
 from draftsmith.model.packed import PackedStore, Slots, by_kind
@@ -40,7 +40,7 @@ from draftsmith.model.windows import Window
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 80)
 """Widths of passes with fixed shapes. The last one takes the root and a draft of 64 nodes."""
 LEAST_SLOTS = 256
-"""Smallest capacity of a buffer; each larger one has twice as many slots."""
+"""Smallest capacity of a buffer; each larger one has twice as many slots, up to the context."""
 MOST_POSITIONS = 512
 """Maximum number of positions of a pass of fixed shape, because a graph holds the logits of all."""
 
@@ -64,7 +64,7 @@ def refusal(loaded: LoadedModel) -> str | None:
 class Buffer:
     """Keys and values of several rows: `places` rows with `capacity` positions in every layer.
 
-    After these, each place has `WIDEST` spare slots, for the padding of a pass.
+    After these, each place has `SPARE_SLOTS` spare slots, for the padding of a pass.
     """
 
     def __init__(self, parts: Sequence[Slots], capacity: int, places: int) -> None:
@@ -81,7 +81,7 @@ class Buffer:
             window, layers = alike[0].window, tuple(i for part in alike for i in part.layers)
             keys, values = (
                 like.new_empty(
-                    (places, len(layers), like.shape[2], capacity + WIDEST, like.shape[4])
+                    (places, len(layers), like.shape[2], capacity + SPARE_SLOTS, like.shape[4])
                 )
                 for like in (alike[0].keys, alike[0].values)
             )
@@ -273,7 +273,7 @@ class StaticStore(PackedStore):
         tokens, offsets, bits = inputs[:, 0, :width], inputs[:, 1, :width], inputs[:, 2:4, :width]
         base, start = inputs[:, 4, :1], inputs[:, 4, 1:2]
         windows = {window for window, *_ in buffer.layers.values()}
-        slots = buffer.capacity + WIDEST
+        slots = buffer.capacity + SPARE_SLOTS
         masks = visible_slots(bits, offsets, base, start, slots, windows)
         order = torch.arange(width, device=base.device)
         cache = StaticPass(buffer, start + order, masks)
@@ -312,9 +312,9 @@ class StaticStore(PackedStore):
         for capacity, count in sizes.items():
             places = 1 << (count - 1).bit_length()
             copied = places // 2
-            total += each * (places + copied) * (capacity + WIDEST)
+            total += each * (places + copied) * (capacity + SPARE_SLOTS)
             if capacity > LEAST_SLOTS:
-                total += each * places * (capacity // 2 + WIDEST)
+                total += each * places * (capacity // 2 + SPARE_SLOTS)
         return total
 
     def idle_bytes(self) -> int:
@@ -411,7 +411,7 @@ def _write(
 ) -> None:
     """Write what a pass reads of a place, padded with positions that see only themselves.
 
-    `given` (5, `WIDEST`) are the inputs of the place on the host; `first` is the first slot.
+    `given` (5, `SPARE_SLOTS`) are the inputs of the place on the host; `first` is the first slot.
     """
     n = len(tokens)
     given[0, :width] = [*tokens, *[tokens[0]] * (width - n)]

@@ -1,7 +1,8 @@
 """Schemas of requests: fields of OpenAI, vLLM and Anthropic, and our own ones in `Sampling`.
 
 Unknown fields are kept in `model_extra`; `ignored.py` refuses them or adds warnings. Fields that
-have no meaning for one model on one machine are removed (`IGNORED`, `WITHOUT_EFFECT`).
+have no meaning for one model on one machine are removed (`IGNORED`, unless a class has them) or not
+reported (`WITHOUT_EFFECT`).
 """
 
 from __future__ import annotations

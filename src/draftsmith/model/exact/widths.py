@@ -2,9 +2,9 @@
 
 A matrix product may use another kernel, or another order of summation, for another number of rows.
 So a pass over random tokens is recorded, and every kind of module in it computes some of its rows
-again at every width from 1 to 64, with one thread and with all. Passes then only use widths that
-gave the same bits everywhere; others are padded. Where the kernel changes at a larger width, as
-oneDNN's does on processors with AMX, matrix products of more rows are computed in pieces.
+again at every width from 1 to 64, and at some of them with one thread. Passes then only use widths
+that gave the same bits everywhere; others are padded. Where the kernel changes at a larger width,
+as oneDNN's does on processors with AMX, matrix products of more rows are computed in pieces.
 
 Shapes: `R` rows of the recorded pass.
 """
@@ -115,7 +115,6 @@ class Widths:
             )
         with _single_thread():
             self.at_least(1)
-            self.at_least(ROWS)
 
     def pieces(self, width: int) -> AbstractContextManager[Any]:
         """Context in which a pass of this width computes. Narrow ones do not pay for `Pieces`."""
