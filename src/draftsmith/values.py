@@ -136,7 +136,7 @@ def known_options(
             for name in options:
                 if name not in known and (name in instead or not open_ended):
                     names = [*known, *also]
-                    raise UnknownName(f"option of {of}", name, names, _hint(name, known, instead))
+                    raise UnknownName(f"option of {of}", name, names, hint(name, known, instead))
             return function(*args, **options)
 
         return cast(Function, checked)
@@ -144,7 +144,7 @@ def known_options(
     return decorate
 
 
-def _hint(name: str, known: Sequence[str], instead: Mapping[str, str]) -> str | None:
+def hint(name: str, known: Sequence[str], instead: Mapping[str, str]) -> str | None:
     """Return the advice for an unknown option, which may be a misspelled name of `instead`."""
     near = difflib.get_close_matches(name, [*known, *instead], n=1, cutoff=0.7)
     if name in instead or not near or near[0] not in instead:

@@ -48,17 +48,14 @@ def test_first_branch_is_a_chain_of_the_tree(draft: Draft) -> None:
         assert chain.tokens[0] == draft.tokens[draft.parents.index(ROOT)]
 
 
-def test_a_moved_position_ends_the_first_branch() -> None:
-    moved = Draft((1, 2), (ROOT, 0), ("t",) * 2, depths=(1, 5))
-    assert moved.first_branch() == Draft((1,), (ROOT,), ("t",))
-
-
 @pytest.mark.parametrize(
     ("draft", "complaint"),
     [
         (Draft((1,), (ROOT, 0), ("t",)), "must have equal lengths, got 1, 2 and 1"),
         (Draft((1, 2), (ROOT, 1), ("t", "t")), "parents must precede"),
         (Draft((1, 2), (ROOT, -2), ("t", "t")), "parents must precede"),
+        (Draft((1, 2), (ROOT, 0), ("t", "t"), depths=(1, 1)), "only probes may have other depths"),
+        (Draft((), (), (), {ROOT: Proposal([1.0], None)}), "q must be a tensor"),
         (Draft((77,), (ROOT,), ("t",)), "must be from 0 to 9, got"),
         (Draft((-1,), (ROOT,), ("t",)), "must be from 0 to 9, got"),
         (Draft((1,) * 9, tuple(range(-1, 8)), ("t",) * 9), "exceeds the budget of 8"),

@@ -146,7 +146,7 @@ class Conversation:
         getattr(self, name)(rest.strip())
 
     def help(self, _: str) -> None:
-        stderr().print(HELP, markup=False)
+        stderr().print(HELP)
 
     def reset(self, _: str) -> None:
         self.chat.reset()

@@ -13,6 +13,7 @@ from draftsmith.cli.commands import application, check, known
 from draftsmith.cli.options import Json
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import note, print_json, stdout
+from draftsmith.errors import LoadError
 
 
 def config(*, as_json: Json = False) -> None:
@@ -58,7 +59,11 @@ def _options(app: App, words: list[str], data: Mapping[str, Any]) -> Iterator[tu
             yield from _options(app[name], [*words, name], data)
         elif arguments is not None:
             # Dates, which JSON lacks, are read as what is typed.
-            plain = json.loads(json.dumps(value, default=str))
+            try:
+                plain = json.loads(json.dumps(value, default=str, allow_nan=False))
+            except ValueError:
+                where = f"{defaults.path()}: {name} of [{'.'.join(words)}]"
+                raise LoadError(f"{where} is no finite number") from None
             yield " ".join(words), name.replace("_", "-"), plain
         else:
             defaults.check_commands(app, " ".join(words), [name])

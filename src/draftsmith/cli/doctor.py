@@ -249,7 +249,7 @@ def show(record: dict[str, Any]) -> None:
     console = stdout()
     facts = {name: ", ".join(_facts(record[name])) for name in ("versions", "machine", "model")}
     console.print(facts_table(facts))
-    console.print("\n[bold]What it can do")
+    console.print("\nWhat it can do", style="bold")
     for line in record["capabilities"]["explained"]:
         console.print(Text(f"- {line}", "yellow" if line.startswith("Refused") else ""))
     console.print(
@@ -270,8 +270,8 @@ def show(record: dict[str, Any]) -> None:
     if "refused" in head:
         console.print(Text(f"- Refused: {head['refused']}", "yellow"))
     else:
-        console.print(f"- {head['explained']}", markup=False)
-    console.print("\n[bold]Milliseconds of a pass, by how many tokens it covers")
+        console.print(f"- {head['explained']}")
+    console.print("\nMilliseconds of a pass, by how many tokens it covers", style="bold")
     costs = record["pass_seconds"]
     table = plain_table("tokens", *map(str, next(iter(costs.values()))), header=True)
     for name, seconds in costs.items():
@@ -280,10 +280,10 @@ def show(record: dict[str, Any]) -> None:
         table.add_row("  relative", *relative, style="dim")
     console.print(table)
     for name, reason in record["not_measured"].items():
-        console.print(f"{name} was not tried: {reason}", markup=False)
+        console.print(f"{name} was not tried: {reason}")
     if record["busy"]:
         console.print(f"({record['busy']})")
-    console.print("\n[bold]Recommendation")
+    console.print("\nRecommendation", style="bold")
     for line in record["recommendation"]["explained"]:
         console.print(f"- {line}")
 

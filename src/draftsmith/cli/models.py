@@ -10,6 +10,7 @@ from draftsmith import builtin
 from draftsmith.cli.options import Json
 from draftsmith.cli.render import plain_table
 from draftsmith.cli.report import print_json, stdout
+from draftsmith.errors import LoadError, first_line
 
 
 def models(*, as_json: Json = False) -> None:
@@ -44,5 +45,7 @@ def in_cache() -> list[dict[str, Any]]:
         repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return []
+    except (ValueError, OSError) as error:
+        raise LoadError(f"the hub's cache cannot be read: {first_line(error)}") from error
     found = [(one.repo_id, one.size_on_disk) for one in repositories if one.repo_type == "model"]
     return [{"id": name, "bytes": size} for name, size in sorted(found)]

@@ -85,7 +85,7 @@ def stderr() -> Console:
 
 def stdout(*, stderr: bool = False) -> Console:
     """The console for the answer."""
-    console = Output(stderr=stderr, highlight=False)
+    console = Output(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 10_000  # files and pipes get whole lines
     return console
@@ -93,7 +93,7 @@ def stdout(*, stderr: bool = False) -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON object on stdout, on one line."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+    print(json.dumps(value, ensure_ascii=False, allow_nan=False), flush=True)
 
 
 def show_error(message: str) -> None:

@@ -15,6 +15,7 @@ from heapq import merge
 from typing import Protocol
 
 from draftsmith.core.cost import LADDER, PRIOR_SLOPE, CostCurve, on_curve
+from draftsmith.values import number
 
 RETRY_WIDTH = 4
 """Maximum nodes of a draft that only tests whether drafting pays again."""
@@ -138,6 +139,8 @@ class AutoBudget:
 
         `drafter`: the key of drafting times in `cost`; None: drafting is free.
         """
+        for width in LADDER:
+            number(f"reach({width})", reach(width), int, least=0)
         self.drafter = drafter
         self.cost = cost
         self.width = ceiling
@@ -169,7 +172,7 @@ class AutoBudget:
 
     def best_width(self) -> int:
         """Return the width with the most expected tokens per unit of cost; 0: plain."""
-        return _widths([self], self.cost, 0)[0]
+        return _widths([self], self.cost, 0, round(self.cost.rows))[0]
 
     def rungs(self) -> Iterator[tuple[float, int]]:
         """Yield (tokens, nodes) that each wider draft adds to the one before."""
@@ -229,14 +232,16 @@ def share(budgets: Sequence[Budget], context: int = 0) -> list[int]:
     widths = [0 if isinstance(b, AutoBudget) else b.next(*at) for b in budgets]
     if autos:
         cost = next(iter(autos.values())).cost
-        best = _widths([*autos.values()], cost, sum(widths))
+        best = _widths([*autos.values()], cost, sum(widths), len(budgets))
         for (i, budget), width in zip(autos.items(), best, strict=True):
             widths[i] = width or budget.retry
     return widths
 
 
-def _widths(budgets: Sequence[AutoBudget], cost: CostCurve, spent: int) -> list[int]:
+def _widths(budgets: Sequence[AutoBudget], cost: CostCurve, spent: int, tokens: int) -> list[int]:
     """Return the nodes of each sequence that pay, in a pass with `spent` other nodes.
+
+    Without nodes the pass gives `tokens`, one for each of its sequences.
 
     The time of drafting counts; a drafter drafts for all its sequences at once.
     """
@@ -251,7 +256,7 @@ def _widths(budgets: Sequence[AutoBudget], cost: CostCurve, spent: int) -> list[
         return on_curve(points, nodes, PRIOR_SLOPE) + drafting
 
     rungs = [budget.rungs() for budget in budgets]
-    return pick(rungs, float(cost.rows), spent, cost_of, MARGIN)
+    return pick(rungs, float(tokens), spent, cost_of, MARGIN)
 
 
 def pick(

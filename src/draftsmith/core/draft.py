@@ -148,14 +148,14 @@ class Draft:
         stay exact.
         """
         keep: list[int] = []
-        node, depths = ROOT, self.node_depths()
+        node = ROOT
         while True:
             proposal = self.proposals.get(node)
             child = None if proposal is None else proposal.child
             if child is None:
                 later = range(node + 1, self.size)
                 child = next((c for c in later if self.parents[c] == node), None)
-            if child is None or depths[child] != len(keep) + 1:
+            if child is None:
                 return self.select(keep)
             keep.append(child)
             node = child
@@ -234,6 +234,12 @@ class Draft:
             len(self.depths) != total or any(d < 1 for d in self.depths)
         ):
             raise DrafterError(f"{who}: depths must be {total} numbers >= 1, got {self.depths}")
+        if any(not ROOT <= parent < node for node, parent in enumerate(self.parents)):
+            raise DrafterError(f"{who}: parents must precede their children, got {self.parents}")
+        if self.depths is not None and self.depths[: self.size] != self.tree_depths()[: self.size]:
+            raise DrafterError(
+                f"{who}: only probes may have other depths than in the tree, got {self.depths}"
+            )
         if self.chances is not None and (
             len(self.chances) != total or not all(0 <= p <= 1 for p in self.chances)
         ):
@@ -258,10 +264,6 @@ class Draft:
                 raise DrafterError(
                     f"{who}: token ids must be from 0 to {vocab_size - 1}, got {token}"
                 )
-            if not ROOT <= parent < node:
-                raise DrafterError(
-                    f"{who}: parents must precede their children, but node {node} has {parent}"
-                )
             if node < size <= parent:
                 raise DrafterError(
                     f"{who}: draft node {node} must not have a probe as its parent ({parent})"
@@ -272,7 +274,13 @@ class Draft:
                 raise DrafterError(f"{who}: proposals has an entry for {parent}, not a draft node")
             if child is not None and not (0 <= child < size and self.parents[child] == parent):
                 raise DrafterError(f"{who}: sampled node {child} is not a child of node {parent}")
-            if isinstance(proposal.q, Tensor) and proposal.q.shape != (vocab_size,):
+            if not isinstance(proposal.q, Tensor):
+                if not hasattr(proposal.q, "of"):
+                    raise DrafterError(
+                        f"{who}: q must be a tensor or a LazyDistribution, got "
+                        f"{type(proposal.q).__name__}"
+                    )
+            elif proposal.q.shape != (vocab_size,):
                 raise DrafterError(
                     f"{who}: q must have shape ({vocab_size},), got {tuple(proposal.q.shape)}"
                 )

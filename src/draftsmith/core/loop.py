@@ -70,7 +70,8 @@ def step(
     the drafter fails. After an error of the model the pass is repeated with less; if nothing helps,
     the last sequence ends with the error (see `forward`).
 
-    Never raises `Exception`. After a KeyboardInterrupt the sequences cannot continue.
+    Errors of drafters, processors and stop rules are kept, not raised. After a KeyboardInterrupt
+    the sequences cannot continue.
     """
     if not sequences:
         return
@@ -85,12 +86,14 @@ def step(
     opened = perf_counter()
     drafts = propose(decoding, sequences, target)
     drafted = perf_counter()
+    failures = sum(sequence.stats.failed_passes for sequence in sequences)
     outputs = forward(sequences, drafts, takes, target)
+    whole_pass = failures == sum(sequence.stats.failed_passes for sequence in sequences)
     passed, judging = perf_counter(), 0.0
     for i, sequence in enumerate(sequences):
         if sequence.error is None:
             judging += settle(sequence, drafts[i], outputs[i], takes[i], target)
-    if curve is not None and no_prompts:
+    if curve is not None and no_prompts and whole_pass:
         curve.record(sum(map(len, drafts)), passed - drafted)
         _record_draft(sequences, curve, drafted - opened)
     end = perf_counter()
@@ -249,7 +252,7 @@ def give_up(decoding: abc.Sequence[Sequence], seconds: float) -> None:
 
 def fit(draft: Draft, sequence: Sequence, target: Target[Any]) -> Draft:
     """Check a draft and cut it to the depth and the shape that the target can take."""
-    if not draft.tokens:
+    if not draft.tokens and not draft.proposals:
         return draft
     context = sequence.context
     draft.check(context.vocab_size, context.budget, len(context.ids))

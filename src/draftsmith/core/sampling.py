@@ -94,9 +94,9 @@ _NUMBERS: dict[str, tuple[type, dict[str, Any]]] = {
     "top_k": (int, {"least": 0, "note": "(0 keeps all)"}),
     "top_p": (float, {"above": 0, "most": 1}),
     "min_p": (float, {"least": 0, "below": 1}),
-    "repetition_penalty": (float, {"above": 0}),
-    "presence_penalty": (float, {}),
-    "frequency_penalty": (float, {}),
+    "repetition_penalty": (float, {"least": 1e-30, "most": 1e30}),
+    "presence_penalty": (float, {"least": -1e30, "most": 1e30}),
+    "frequency_penalty": (float, {"least": -1e30, "most": 1e30}),
     "max_new_tokens": (int, {"least": 0}),
     "min_new_tokens": (int, {"least": 0}),
     "seed": (int, {"least": -(2**63), "most": 2**64 - 1, "note": "or None"}),
@@ -105,12 +105,14 @@ _NUMBERS: dict[str, tuple[type, dict[str, Any]]] = {
 
 
 def _checked_bias(given: object) -> dict[int, float]:
-    """Return a mapping from token ids to finite numbers or -inf."""
+    """Return a mapping from token ids to -inf, or numbers with which no score overflows."""
     if not isinstance(given, Mapping):
         raise OptionError(f"logit_bias must map token ids to numbers, got {shown(given)}")
     ids = token_ids("logit_bias", list(given), what="a mapping from token ids")
     return {
-        i: -math.inf if bias == -math.inf else number(f"logit_bias[{i}]", bias, float)
+        i: -math.inf
+        if bias == -math.inf
+        else number(f"logit_bias[{i}]", bias, float, least=-1e30, most=1e30)
         for i, bias in zip(ids, given.values(), strict=True)
     }
 

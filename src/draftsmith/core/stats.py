@@ -51,7 +51,11 @@ class SourceStats:
 
 @dataclass(slots=True)
 class Seconds:
-    """Wall time by phase, in seconds; the sequences of a batch share the time of a step equally."""
+    """Wall time by phase, in seconds; the sequences of a batch share the time of a step equally.
+
+    `prefill` are passes that read a part of a prompt only; the last part is read by the first pass
+    that decodes. Stop rules are called during `verify`.
+    """
 
     prefill: float = 0.0
     draft: float = 0.0
@@ -61,7 +65,7 @@ class Seconds:
 
     @property
     def other(self) -> float:
-        """Time outside the four phases: committing, stop rules, streaming."""
+        """Time outside the four phases, such as opening drafters and committing."""
         return max(0.0, self.total - self.prefill - self.draft - self.target - self.verify)
 
 

@@ -202,11 +202,13 @@ def _both(a: Needs, b: Needs) -> Needs:
         ("the states of layers", a.hidden_layers, b.hidden_layers),
         ("the attention of one set of heads", a.attention_heads, b.attention_heads),
     ):
-        if first and second and (first != second or a.fold is not b.fold):
+        if first and second and first != second:
             raise OptionError(
                 f"cascade: its members need {what}, but {first} and {second} differ; "
                 "set the same value in the options of both"
             )
+    if a.hidden_layers and b.hidden_layers and a.fold is not b.fold:
+        raise OptionError("cascade: two of its members fold the states of layers differently")
     return Needs(
         a.hidden_layers or b.hidden_layers,
         a.attention_heads or b.attention_heads,

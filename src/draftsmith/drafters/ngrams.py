@@ -138,7 +138,7 @@ def find(part: Sequence[int], whole: Sequence[int]) -> int | None:
 
 def index_bytes(sizes: Iterable[int], positions: int) -> int:
     """Return the most bytes of an index for each size; an n-gram takes eight bytes per id."""
-    return sum(300 + 8 * n for n in sizes) * positions
+    return sum(300 + 8 * n for n in sizes if n <= positions) * positions
 
 
 class NgramIndex:
@@ -163,7 +163,11 @@ class NgramIndex:
     def truncate(self, length: int) -> None:
         """Drop the positions >= `length`."""
         while len(self._grams) > max(0, length - self.n + 1):
-            self._places[self._grams.pop()].pop()
+            gram = self._grams.pop()
+            places = self._places[gram]
+            places.pop()
+            if not places:
+                del self._places[gram]
 
     def oldest(self, latest: int, most: int = 1) -> list[int]:
         """Return up to `most` first occurrences that start at `latest` or before, oldest first."""

@@ -103,7 +103,8 @@ class Spectra(Drafter):
 
         Every pass adds the n-grams of W chains. After some thousand passes few of them are new.
         """
-        return 1024 * positions + 200 * self.W * self.pool * min(positions, 5000)
+        entry = 200 + 8 * self.N
+        return 1024 * positions + entry * self.W * self.pool * min(positions, 5000)
 
     def needs_of(self, model: ModelFacts) -> Needs:
         """Return `needs`; raise OptionError if the corpus was built for another vocabulary."""

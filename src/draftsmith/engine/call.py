@@ -32,6 +32,11 @@ class Call(AbstractContextManager["Call"]):
         self.ended = False
         """Whether its sequences have ended and their rows are free."""
 
+    @property
+    def running(self) -> bool:
+        """Whether a thread runs a pass for it."""
+        return self._stepping.locked()
+
     def run(self, after_step: Callable[[], object] = lambda: None) -> None:
         """Run passes until all sequences have ended; call `after_step` after each."""
         while not self.ended:
@@ -101,6 +106,8 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
 
     def __init__(self, sequence: TextSequence, call: Call) -> None:
         self._sequence, self._call = sequence, call
+        self._raised = False
+        """Whether the error of the answer was raised, which is done once."""
 
     def __repr__(self) -> str:
         result = self.result
@@ -109,13 +116,14 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
 
     def __next__(self) -> Piece:
         sequence, call = self._sequence, self._call
-        if call.closed:
+        if call.closed and (self._raised or sequence.error is None):
             raise StopIteration
         with partial_results([sequence]):
             while not (sequence.pieces or call.ended):
                 call.step()
-            if not (sequence.pieces or call.closed):
-                call.close()  # so that a failure is raised once
+            if not (sequence.pieces or self._raised):
+                call.close()
+                self._raised = True
                 raise_failures([sequence])
         if not sequence.pieces:
             raise StopIteration
@@ -132,6 +140,11 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
         A thread that waits for a piece gets StopIteration after the running pass.
         """
         self._call.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread waits for its next piece."""
+        return self._call.running
 
     @property
     def closed(self) -> bool:

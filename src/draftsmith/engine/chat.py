@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, Unpack
@@ -50,6 +51,8 @@ class Chat:
         self._answers = AnswerCache(REMEMBERED, resources.model.facts)
         self._open: Callable[[], Stream | None] = lambda: None
         """Returns the stream of the last turn if it exists; weak, because it refers to the chat."""
+        self._sender: int | None = None
+        """Thread that is in `send`."""
         self._last: TextSequence | None = None
         """TextSequence of the last turn; the next turn takes its drafter state."""
 
@@ -62,19 +65,22 @@ class Chat:
     def send(self, message: str, **options: Unpack[Options]) -> GenerationResult:
         """Answer a message and add both to the history. Options as for `generate`."""
         stream = self.stream(message, **options)
-        for _ in stream:
-            pass
+        self._sender = threading.get_ident()
+        try:
+            for _ in stream:
+                pass
+        finally:
+            self._sender = None
         return stream.result
 
     def stream(self, message: str, **options: Unpack[Options]) -> Stream:
         """Answer a message piece by piece; a cancelled answer joins the history up to its end.
 
-        A new turn ends the previous one. A stream that is never read has no effect.
+        A new turn ends the previous one. A stream that is never read has no further effect.
         """
-        began = perf_counter()
+        request = self._prepare({**self.options, **options}, perf_counter())
         self._close()
         history = [*self.messages, {"role": "user", "content": message}]
-        request = self._prepare({**self.options, **options}, began)
         sequence = request.sequence(request.encode(history), streaming=True)
         sequence.rewinds = sequence.keeps_drafter = True
         if sequence.context.earlier is None:
@@ -87,7 +93,8 @@ class Chat:
     def reset(self) -> None:
         """Delete the conversation except for its system message."""
         self._close()
-        self.messages = [m for m in self.messages if m["role"] == "system"]
+        given = (m for m in self.messages if isinstance(m, Mapping))
+        self.messages = [m for m in given if m.get("role") == "system"]
         last, self._last = self._last, None
         if last is not None:
             self._resources.turns.between(last.close_drafter)
@@ -96,12 +103,14 @@ class Chat:
     def _close(self) -> None:
         """End the previous turn; raise OptionError if another thread is reading it."""
         stream = self._open()
-        if stream is not None:
-            stream.close()
-            if not stream.closed:
-                raise OptionError(
-                    "another thread is reading this chat's answer; wait until it has ended"
-                )
+        if stream is None or stream.closed:
+            return
+        self._resources.turns.check()
+        if stream.busy or self._sender not in (None, threading.get_ident()):
+            raise OptionError(
+                "another thread is reading this chat's answer; wait until it has ended"
+            )
+        stream.close()
 
     def _resume(self, sequence: TextSequence) -> None:
         """Pass the drafter state of the last turn to a new one; call it between passes."""

@@ -67,7 +67,7 @@ def checked_budget(budget: object) -> BudgetSpec:
             return "auto"
         if budget == "drafter":
             return "drafter"
-        if budget.isdecimal():
-            return int(budget)
+        if budget.isdecimal() and len(budget) < 20:
+            budget = int(budget)
     note = "(draft nodes per pass), 'auto' or 'drafter'"
-    return number("budget", budget, int, least=0, note=note)
+    return number("budget", budget, int, least=0, most=2**31, note=note)

@@ -275,6 +275,7 @@ class Engine:
         (sequence,) = self.prepare(options).sequences([prompt], streaming=True)
         return Stream(sequence, Call(self.resources, [sequence]))
 
+    @known_options("submit", request.INSTEAD_OF_PROMPT, Options.__annotations__)
     def submit(self, prompt: Any, **options: Unpack[Options]) -> Handle:
         """Answer one prompt in the engine's own thread, where all submitted prompts share passes.
 

@@ -27,7 +27,7 @@ from draftsmith.text import tokenizer as text
 from draftsmith.text.grammar import Compiled, Grammar, GrammarState
 from draftsmith.text.thoughts import ThinkingState, Thoughts
 from draftsmith.text.vocab import Vocabulary
-from draftsmith.values import is_number, shown
+from draftsmith.values import hint, is_number, shown
 
 DRAFT_SEED = 0x9E3779B97F4A7C15
 """Separates a drafter's draws from the target's, also from those of seed + 1."""
@@ -81,14 +81,17 @@ _INSTEAD = {
     "n": "a stream or a chat gives one answer; use generate() for n answers",
     "num_beams": "beam search is not speculative; use the model's own generate()",
     "num_return_sequences": "use n",
+    "progress": "only generate() has it",
     "prompt_lookup_num_tokens": "use drafter=\"prompt_lookup\"",
     "response_format": "use grammar=Grammar.json_schema(…)",
     "stop_strings": "use stop",
+    "system_prompt": "pass it to chat() first, or as the first message",
     "stopping_criteria": "use stop or stop_token_ids, or accelerate(model)",
     "streamer": "use stream()",
 } | dict.fromkeys(
     ("answers", "answers_file", "cost", "device", "device_map", "dtype", "exact", "max_batch",
-     "memory", "prefixes", "prepack", "revision", "tokenizer", "torch_dtype", "trust_remote_code"),
+     "memory", "prefixes", "prepack", "revision", "store", "tokenizer", "torch_dtype",
+     "trust_remote_code"),
     "pass it to Engine(…), for all its answers",
 )  # fmt: skip
 """Option names of transformers and of servers → what to use here."""
@@ -263,7 +266,8 @@ def sampling(model: LoadedModel, options: Mapping[str, Any]) -> SamplingParams:
     """Create SamplingParams, with the model's generation_config for options that are not given."""
     for name in options:
         if name not in _SAMPLING:
-            raise UnknownName("option", name, Options.__annotations__, _INSTEAD.get(name))
+            known = Options.__annotations__
+            raise UnknownName("option", name, known, hint(name, [*known], _INSTEAD))
     merged = generation_config.sampling_defaults(generation_config.given(model.generation_config))
     merged |= {name: value for name, value in options.items() if value is not None}
     # A single value needs no sequence: stop="\n", processors=my_processor, stop_token_ids=2.

@@ -6,6 +6,7 @@ import threading
 from collections import abc, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -154,7 +155,7 @@ class TextSequence(Sequence):
             tokens=tokens,
             text=text,
             finish_reason=reason or "cancelled",
-            stats=self.stats,
+            stats=self.stats if self.finished else deepcopy(self.stats),
             sources=self.sources[:booked],
             origins=[self.origins.get(position) for position in new],
             logprobs=None if self.logprobs is None else self.logprobs[:booked],

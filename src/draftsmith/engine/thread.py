@@ -63,13 +63,12 @@ class EngineThread:
             self.resources.check(sequence)
         with self._lock:
             if not self.alive:
-                raise OptionError("this engine is closed; create another one")
-            self._commands.put(partial(self._add, sequences, listener))
+                raise OptionError("this engine is closed, or of a forked process; create another")
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="draftsmith-engine", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="draftsmith-engine", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._commands.put(partial(self._add, sequences, listener))
 
     def cancel(self, sequences: Sequence[TextSequence]) -> None:
         """End sequences after the running pass, and call their listener."""

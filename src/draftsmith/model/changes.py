@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as modules
 
+_RECORDING = ("transformers.", "draftsmith.model.taps")
+"""Modules with hooks that record outputs."""
+
 
 def stored(tensor: Any) -> Iterator[Tensor]:
     """Yield the plain tensors that a tensor consists of: itself, or the parts of a quantized one.
@@ -26,23 +29,25 @@ def stored(tensor: Any) -> Iterator[Tensor]:
 
 
 def hooks(model: torch.nn.Module) -> tuple[int, ...]:
-    """Return the numbers of all forward hooks, except transformers' own, which record outputs."""
+    """Return the numbers of all forward hooks, except those that record outputs: not the user's."""
     tables = [modules._global_forward_hooks, modules._global_forward_pre_hooks]
     for module in model.modules():
         tables += module._forward_hooks, module._forward_pre_hooks
     found = [pair for table in tables for pair in table.items()]
-    return tuple(n for n, hook in found if not str(hook.__module__).startswith("transformers."))
+    return tuple(n for n, hook in found if not str(hook.__module__).startswith(_RECORDING))
 
 
 def state(model: torch.nn.Module) -> tuple[int, ...]:
     """Return a key that is equal as long as no weight, hook or adapter of the model changed.
 
-    It notices weights and buffers that were written, replaced or moved, exchanged modules that have
-    any, forward hooks, and adapters that were switched. It does not notice writes through `.data`
-    or to weights that count no versions, nor numbers that modules keep as attributes.
+    It notices weights and buffers that were written, replaced or moved, exchanged modules and
+    `forward` methods, forward hooks, and adapters that were switched. It does not notice writes
+    through `.data` or to weights that count no versions, nor numbers that modules keep as
+    attributes.
     """
     found = [0, 0, 0, hash(hooks(model))]
     for module in model.modules():
+        found[0] = hash((found[0], id(module), id(vars(module).get("forward"))))
         for tensor in (*module._parameters.values(), *module._buffers.values()):
             for part in () if tensor is None else stored(tensor):
                 # Weights laid out by oneDNN have no address.

@@ -23,6 +23,8 @@ CAPTURED = ("cuda",)
 """Types of devices on which passes are captured."""
 MOST_GRAPHS = 64
 """Maximum number of graphs; the least recently used one is dropped for another."""
+MOST_LACKS = 8
+"""Captures that may fail for lack of memory before no more are tried."""
 MOST_PLACES = 32
 """Maximum number of rows of a pass."""
 SPARE_SLOTS = 128
@@ -87,6 +89,8 @@ class Graphs:
         self._graphs: WeakKeyDictionary[Any, dict[Shape, Captured]] = WeakKeyDictionary()
         """Buffer → shape → graph over it."""
         self._memory: Any = None
+        self._lacks = 0
+        """Captures that failed for lack of memory."""
         self._weights: Any = None
         self._replays = 0
 
@@ -120,8 +124,10 @@ class Graphs:
                 self._end_capture()
                 if not isinstance(error, Exception):
                     raise
-                # A model's code may raise any error. Memory may suffice for the next capture.
-                if not (isinstance(error, torch.OutOfMemoryError) and self._free()):
+                # A model's code may raise any error. Memory may suffice for a later capture.
+                self._lacks += isinstance(error, torch.OutOfMemoryError)
+                self._free()
+                if self._lacks >= MOST_LACKS or not isinstance(error, torch.OutOfMemoryError):
                     self._give_up(error)
                 return body()
             self._limit()

@@ -1,6 +1,7 @@
 """The endpoints of the server, its middleware, and its error handlers."""
 
 # No `from __future__ import annotations`: FastAPI could not resolve local names such as `Caller`.
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,18 +36,26 @@ from draftsmith.text.tokenizer import NO_TOKENIZER, OPENING, decode, encode, ren
 
 
 class BodyLimit:
-    """Middleware that refuses a body as soon as it is too long, and records its `Arrival`."""
+    """Middleware that refuses a body as soon as it is too long or too slow; notes its `Arrival`."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self._app, self._most = app, most
+    def __init__(self, app: ASGIApp, most: int, seconds: float) -> None:
+        self._app, self._most, self._seconds = app, most, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Count the bytes while the body is read. FastAPI's own limit returns no JSON error."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
         left, state = self._most, scope.setdefault("state", {})
+        end = time.perf_counter() + self._seconds
 
         async def counted() -> Message:
             nonlocal left
-            message = await receive()
+            waiting = None if "arrival" in state else end - time.perf_counter()
+            try:
+                async with asyncio.timeout(waiting):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"no whole body came in {self._seconds:g} s") from None
             left -= len(message.get("body", b""))
             if left < 0:
                 raise HTTPException(413, f"the body is longer than {self._most:,} bytes")
@@ -54,7 +63,7 @@ class BodyLimit:
                 state["arrival"] = Arrival(time.perf_counter(), self._most - left)
             return message
 
-        await self._app(scope, counted, send)
+        return await self._app(scope, counted, send)
 
 
 def application(api: Api) -> FastAPI:
@@ -74,7 +83,7 @@ def application(api: Api) -> FastAPI:
         docs_url=None,  # FastAPI's own pages load scripts from other servers
         redoc_url=None,
     )
-    app.add_middleware(BodyLimit, most=settings.max_body)
+    app.add_middleware(BodyLimit, most=settings.max_body, seconds=settings.timeout)
     if settings.cors:
         origins = list(settings.cors)
         app.add_middleware(

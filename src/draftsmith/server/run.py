@@ -48,8 +48,8 @@ LOGGING: dict[str, Any] = {
     "formatters": {"json": {"()": JsonLines}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "json"}},
     "loggers": {
-        "draftsmith.server": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
-        "uvicorn": {"handlers": ["stderr"], "level": "INFO", "propagate": False},
+        name: {"handlers": ["stderr"], "level": "INFO", "propagate": False}
+        for name in ("draftsmith", "uvicorn", "asyncio")
     },
 }
 

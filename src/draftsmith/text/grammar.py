@@ -407,7 +407,7 @@ class _Spelt:
 
     def __init__(self, vocabulary: Vocabulary, end: int) -> None:
         # Cached, because forced text is encoded again for each token that leads to it.
-        self.encode, self.eos_token_id = lru_cache(KEPT)(vocabulary.encode_known), end
+        self.encode, self.eos_token_id = lru_cache(KEPT)(vocabulary.encode_exactly), end
         names = {i: name.encode() for i, name in vocabulary.special.items()}
         self.tokens = [data or names.get(i, b"") for i, data in enumerate(vocabulary.tokens)]
         self.special_token_ids = sorted(names)

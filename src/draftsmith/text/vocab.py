@@ -109,6 +109,24 @@ class Vocabulary:
         """Like `encode`, without ids beyond the table: a tokenizer may have more than its model."""
         return [i for i in self.encode(text) if i < self.size]
 
+    def encode_exactly(self, data: bytes) -> list[int]:
+        """Like `encode_known`, with ids of exactly these bytes: some tokenizers normalize texts.
+
+        For such a text the longest token is taken at each place; bytes without a token end it.
+        """
+        ids = self.encode_known(data)
+        if self.bytes_of(ids) == data:
+            return ids
+        found, at = list[int](), 0
+        while at < len(data):
+            ends = range(min(len(data), at + self.longest), at, -1)
+            one = next((self.ids[data[at:end]] for end in ends if data[at:end] in self.ids), None)
+            if one is None:
+                return found
+            found.append(one)
+            at += len(self.tokens[one] or b"")
+        return found
+
     @cached_property
     def _encoder(self) -> Tokenizer:
         assert self.tokenizer is not None, "a table made for tests cannot encode"

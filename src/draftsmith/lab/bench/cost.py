@@ -189,13 +189,13 @@ def _point(context: int, positions: int, seconds: Sequence[float]) -> Point:
 
 
 def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Interpolate `points` (rising x) linearly; the outer slopes continue, never below 0."""
+    """Interpolate `points` (rising x) linearly; the last slope continues, unless it falls."""
     if len(points) == 1:
         return points[0][1]
     at = min(max(bisect_left([p[0] for p in points], x), 1), len(points) - 1)
     (x0, y0), (x1, y1) = points[at - 1], points[at]
     value = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    # Noise in the first slope must not make short contexts cheap or expensive.
+    # Noise in an outer slope must not make other contexts cheap or expensive.
     if x < points[0][0]:
-        value = y0
-    return max(value, 0.0)
+        return y0
+    return max(value, y1) if x > points[-1][0] else value

@@ -133,7 +133,7 @@ def headline(section: Section) -> str:
         if both:
             text += f" and {interval(both, speed_ratio).shown(' times')} as fast as {peer}"
     if best.speedup.low <= 1 <= best.speedup.high:
-        text = f"No arm is clearly faster or slower than {section.baseline}: {text}"
+        text = f"No arm of draftsmith is clearly faster than {section.baseline}: {text}"
     if best.compared:
         text += f", with the same tokens in {best.identical} of {best.compared} answers"
     return text + "."

@@ -46,6 +46,8 @@ class RunPlan:
     """Whether every arm must give the record's answer, so that rounding cannot separate them."""
 
     def __post_init__(self) -> None:
+        if self.sampling.seed is not None:
+            replace(self.sampling, seed=self.sampling.seed + self.runs - 1)  # checks it now
         counts = Counter(record.id for record in self.records)
         twice = next((name for name, count in counts.items() if count > 1), None)
         if twice is not None:
@@ -119,11 +121,15 @@ def in_turn(arms: Sequence[T], turn: int) -> list[T]:
 
 def warm_up(plan: RunPlan) -> None:
     """Let every arm begin to answer the first prompts."""
-    for record in plan.records[: plan.warmup]:
+    left = plan.warmup
+    for record in plan.records:
+        if not left:
+            return
         try:
             ask = asked(plan, record, 0)
         except PromptError:  # it is reported in its turn
             continue
+        left -= 1
         for arm in plan.arms:
             answered(arm, replace(ask, limit=min(ask.limit, WARMUP_TOKENS)))
 
@@ -234,7 +240,9 @@ def compare(plan: RunPlan, rows: Sequence[Generation]) -> bool:
     plain = {(r.run, r.id): r for r in rows if r.arm == plan.baseline.name}
     greedy = plan.sampling.temperature == 0
     # With a temperature, only arms that draw like plain decoding can be compared by token.
-    fair = {arm.name for arm in plan.arms if greedy or arm.seeded} - {plan.baseline.name}
+    seeded = plan.baseline.seeded or plan.baseline.drafter in PLAIN
+    fair = {arm.name for arm in plan.arms if greedy or (seeded and arm.seeded)}
+    fair -= {plan.baseline.name}
     gaps: dict[tuple[str, int], float] = {}
     added = False
     for row in rows:

@@ -95,7 +95,7 @@ def cost(
     if json_:
         print_json(table.as_dict())
     else:
-        stdout().print(table.title, markup=False, soft_wrap=True)
+        stdout().print(table.title, soft_wrap=True)
         stdout().print(cost_table(table))
     note(f"saved in {chosen.output}")
 

@@ -54,8 +54,8 @@ def report(chosen: ReportOptions = ReportOptions(), *, json_: Json = False) -> N
     output = chosen.output
     if not chosen.files and chosen.compare is None:
         raise OptionError("nothing to report: give FILES of results, or --compare A B")
-    if chosen.cost is not None and output is None:
-        raise OptionError("--cost FILE is a plot of the page, which is not written; give --output")
+    if chosen.cost is not None and (output is None or not chosen.files):
+        raise OptionError("--cost FILE is a plot of a page of results; give FILES and --output")
     from draftsmith.lab.bench import plots
     from draftsmith.lab.bench.cost import CostTable
     from draftsmith.lab.bench.page import page
