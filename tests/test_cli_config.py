@@ -52,6 +52,12 @@ def test_the_file_is_shown(file: Path) -> None:
     assert json.loads(call("config", "--json").stdout)["options"][0]["value"] == "2026-01-01"
     file.unlink()
     assert "has no defaults" in call("config").stderr
+    file.write_text('[run]\nstop = ["[/INST]"]\nmodel = "[red]x :smile:"\n')
+    shown = call("config").stdout
+    assert '["[/INST]"]' in shown
+    assert '"[red]x :smile:"' in shown
+    file.write_text("[run]\ntemperature = nan\n")
+    assert "no finite number" in fails(2, "config", "--json")
     file.write_text("[bench.rnu]\nruns = 3\n")
     assert "command of bench" in fails(2, "config")
 
@@ -106,6 +112,8 @@ def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "org/name" in shown
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
     assert json.loads(call("models", "--json").stdout)["cached"] == []
+    (tmp_path / "none").write_text("")
+    assert "hub's cache cannot be read" in fails(2, "models")
 
 
 def test_every_json_has_a_schema() -> None:

@@ -246,3 +246,78 @@ def test_who_waits_for_what_its_own_stream_holds_is_told() -> None:
     stream.close()
     assert handle.result().finish_reason == "length"
     engine.close()
+
+
+def test_a_turn_of_another_thread_leaves_the_running_one_alone(engine: Engine) -> None:
+    whole, chat = engine.chat().send("hello world", **LONG).tokens, engine.chat()
+    refused, done = list[str](), list[Any]()
+
+    def other(_ids: Tensor, scores: Tensor) -> Tensor:
+        if not refused:
+
+            def asks() -> None:
+                for call in (lambda: chat.send("other"), chat.reset):
+                    try:
+                        call()
+                    except OptionError as error:
+                        refused.append(str(error))
+
+            thread = threading.Thread(target=asks)
+            thread.start()
+            thread.join()
+        return scores
+
+    done.append(chat.send("hello world", processors=other, **LONG))
+    assert ["another thread is reading" in one for one in refused] == [True, True]
+    assert done[0].tokens == whole
+    assert len(chat.messages) == 2
+
+
+def test_wrong_options_of_a_turn_leave_the_running_stream_open(engine: Engine) -> None:
+    chat = engine.chat()
+    stream = chat.stream("hello world", **OPTIONS)
+    next(stream)
+    with pytest.raises(OptionError, match="temperature"):
+        chat.send("other", temprature=1.0)  # type: ignore[call-arg]
+    assert len([*stream]) == 11
+
+
+def test_an_error_of_a_callback_that_closed_its_stream_is_raised(engine: Engine) -> None:
+    def closes(_ids: Tensor, scores: Tensor) -> Tensor:
+        if stream.result.tokens:
+            stream.close()
+            raise ValueError("mine")
+        return scores
+
+    stream = engine.stream("hello world", processors=closes, **OPTIONS)
+    with pytest.raises(Exception, match="mine"):
+        list(stream)
+    assert [*stream] == []
+
+
+def test_a_thread_that_cannot_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer()) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", full)
+            with pytest.raises(RuntimeError, match="new thread"):
+                engine.submit("hello", **OPTIONS)
+        assert engine.submit("hello", **OPTIONS).result().tokens
+
+
+def test_a_result_of_a_running_stream_does_not_change(engine: Engine) -> None:
+    stream = engine.stream("hello world", **OPTIONS)
+    next(stream)
+    early = stream.result
+    known = early.stats.tokens
+    list(stream)
+    assert early.stats.tokens == known < stream.result.stats.tokens
+
+
+def test_a_history_that_cannot_be_used_may_be_reset(engine: Engine) -> None:
+    chat = engine.chat("be brief")
+    chat.messages += ["foo", {"content": "x"}]  # type: ignore[list-item]
+    chat.reset()
+    assert [message["content"] for message in chat.messages] == ["be brief"]

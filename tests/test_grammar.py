@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import normalizers
 
 import tiny
 from at_once import twice_at_once
@@ -370,3 +371,13 @@ def test_a_schema_whose_references_go_deep_ends_no_process() -> None:
     ).stdout.splitlines()
     assert found[0] == "follows 1500"
     assert "it is nested too deeply" in found[1]
+
+
+def test_texts_that_a_tokenizer_normalizes_are_written_as_the_grammar_says() -> None:
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tokenizer)
+    name = "re\u0301sume\u0301.txt"
+    result = engine.generate("hello", grammar=Grammar.json_schema({"enum": [name]}))
+    assert json.loads(result.text) == name
+    assert engine.generate("hello", grammar=Grammar.regex("cafe\u0301")).text == "cafe\u0301"

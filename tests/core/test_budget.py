@@ -20,6 +20,7 @@ from draftsmith.core.budget import (
     share,
 )
 from draftsmith.core.cost import GUESSED, LADDER, SHORT, CostCurve, RecordedCost
+from draftsmith.errors import OptionError
 
 
 class Named(str):
@@ -434,3 +435,20 @@ def test_e12_finding_out_takes_few_nodes_where_they_cost_much() -> None:
     ):
         budget = AutoBudget(curve(slope), ceiling, lambda width, needed=needed: width // needed)
         assert budget.retry == nodes
+
+
+def test_sequences_of_a_pass_count_though_its_cost_is_a_guess() -> None:
+    """Eight rows give eight tokens without drafts, also with a curve of one row."""
+    cost = curve(0.1)
+    budgets = [AutoBudget(cost) for _ in range(8)]
+    assert budgets[0].cost.nearest(8).rows == 1
+    guessed = share(budgets)
+    known = curve(0.1)
+    for width in (0, *LADDER):
+        known.at(8).record(width, 1.0 + 0.1 * width)
+    assert guessed == share([AutoBudget(known) for _ in range(8)])
+
+
+def test_a_reach_that_is_no_number_of_tokens_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"reach\(1\) must be an integer"):
+        AutoBudget(curve(0.1), reach=lambda width: width / 2)  # type: ignore[arg-type, return-value]

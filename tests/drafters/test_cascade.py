@@ -20,7 +20,7 @@ from draftsmith.core.loop import propose, step
 from draftsmith.core.sampling import Sampler, SamplingParams, TorchSampler
 from draftsmith.core.sequence import Sequence
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
-from draftsmith.drafters.cascade import Cascade
+from draftsmith.drafters.cascade import Cascade, _both
 from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.drafters.pld_plus import PldPlus
@@ -299,6 +299,8 @@ def test_needs_are_merged() -> None:
     assert Cascade((PldPlus(layer=2), PldPlus(layer=2, K=9))).needs_of(model).hidden_layers == (2,)
     with pytest.raises(OptionError, match=r"states of layers, but \(2,\) and \(3,\) differ"):
         Cascade((PldPlus(layer=2), PldPlus(layer=3))).needs_of(model)
+    with pytest.raises(OptionError, match="fold the states of layers differently"):
+        _both(Needs(hidden_layers=(2,), fold=torch.relu), Needs(hidden_layers=(2,)))
     with pytest.raises(OptionError, match=r"one set of heads, but .* differ"):
         Cascade((heads, PldPlus("attention", heads=((0, 0),)))).needs_of(model)
 

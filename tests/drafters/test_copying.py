@@ -278,3 +278,14 @@ def test_a_state_takes_no_more_memory_than_is_counted(spec: str) -> None:
         opened[0].draft(ctx)
 
     assert 0.1 * drafter.bytes_for(4000) < peak_bytes(draft) <= drafter.bytes_for(4000)
+
+
+def test_an_index_forgets_rewound_text() -> None:
+    ids = [*range(100)]
+    index = NgramIndex(3, ids)
+    for turn in range(5):
+        index.extend()
+        index.truncate(20)
+        del ids[20:]
+        ids += range(1000 * turn, 1000 * turn + 80)
+    assert len(index._places) == 18

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pairs import Parrot
 import tiny
 from architectures import RECURRENT, VOCAB, build, prompt
 from draftsmith import accelerate, builtin
+from draftsmith.cli.render import label
 from draftsmith.core.drafter import Drafter
 from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.copyspec import CopySpec
@@ -360,3 +362,10 @@ def test_the_drafters_cache_equals_a_fresh_prefill(
     found = serving.generate(TEXTS, max_new_tokens=30, temperature=temperature, seed=1)
     assert checked > 12
     assert any("copyspec" in one.stats.by_source for one in found) == after_copies
+
+
+def test_the_label_of_a_bound_drafter_has_no_model(tmp_path: Path) -> None:
+    """It stands in one line of a terminal."""
+    folder = str(tiny.save(tmp_path))
+    engine = Engine.from_pretrained(folder, drafter=f"draft_model(model='{folder}')")
+    assert label(engine.drafter) == f"draft_model(model='{folder}')"

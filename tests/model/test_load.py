@@ -32,6 +32,7 @@ from draftsmith.core.draft import Draft
 from draftsmith.core.target import Needs
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
+from draftsmith.model.changes import hooks
 from draftsmith.model.load import load
 from draftsmith.model.measure import pass_cost
 from draftsmith.model.runner import Runner
@@ -274,7 +275,7 @@ def test_weights_of_a_wrapped_model_are_refused(folder: Path, tmp_path: Path) ->
         load(new)
 
 
-@pytest.mark.parametrize("changed", ["hook", "blocks", "buffer"])
+@pytest.mark.parametrize("changed", ["hook", "blocks", "buffer", "activation", "forward"])
 def test_a_prefix_is_read_again_after_the_model_has_changed(changed: str) -> None:
     model, ids = build("llama"), prompt(60)
     engine = Engine(load(model), drafter="none")
@@ -284,8 +285,13 @@ def test_a_prefix_is_read_again_after_the_model_has_changed(changed: str) -> Non
         layers[0].register_forward_hook(lambda *given: given[2] * 1.5)
     elif changed == "blocks":
         layers[0].mlp, layers[1].mlp = layers[1].mlp, layers[0].mlp
-    else:
+    elif changed == "buffer":
         model.model.rotary_emb.inv_freq.mul_(1.01)
+    elif changed == "activation":
+        layers[0].mlp.act_fn = torch.nn.ReLU()
+    else:
+        own = layers[0].mlp.forward
+        layers[0].mlp.forward = lambda x: 1.5 * own(x)
     fresh = Engine(load(model), drafter="none").generate(ids, max_new_tokens=8)
     found = engine.generate(ids, max_new_tokens=8)
     assert (found.tokens, found.stats.reused_tokens) == (fresh.tokens, 0)
@@ -298,3 +304,15 @@ def test_blocks_may_return_lists() -> None:
     ids = prompt(20)
     expected = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, 20:]
     assert Engine(load(model)).generate(ids, max_new_tokens=12).tokens == expected.tolist()
+
+
+def test_our_own_hooks_are_not_the_users() -> None:
+    """Another thread may look while a pass is recorded."""
+    loaded = load(build("llama"))
+    before, runner = hooks(loaded.model), Runner(loaded)
+    row, found = runner.open(prompt(20), Needs(hidden_layers=(1,))), list[Any]()
+    own = loaded.model.lm_head.forward
+    loaded.model.lm_head.forward = lambda x: (found.append(hooks(loaded.model)), own(x))[1]
+    runner.forward([row], [Draft()])
+    assert found
+    assert set(found) == {before}

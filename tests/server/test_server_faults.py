@@ -15,6 +15,7 @@ from typing import Any
 import httpx2
 import pytest
 from serving import CHAT, TEXT, api_of, client_of, engine, events, idle, listening, until
+from starlette.types import Message
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
@@ -23,6 +24,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.server import create_app
 from draftsmith.server.api import Api
+from draftsmith.server.app import application
 from draftsmith.server.keys import Keys
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.run import JsonLines, server
@@ -485,3 +487,26 @@ def test_the_log_tells_of_requests_without_their_text(caplog: pytest.LogCaptureF
     assert lines[0]["finish_reasons"] == ["length"]
     assert lines[1]["status"] == 400
     assert "quick" not in json.dumps(lines)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    """Nor its key, which is checked later: a client may have crashed."""
+
+    async def receive() -> Message:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async def run() -> list[Any]:
+        sent = list[Any]()
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"99")]
+        scope = {"type": "http", "method": "POST", "path": CHAT, "headers": headers,
+                 "query_string": b"", "http_version": "1.1", "scheme": "http"}  # fmt: skip
+        await application(api_of(timeout=0.1))(scope, receive, send)
+        return sent
+
+    begin, *_ = asyncio.run(run())
+    assert begin["status"] == 408

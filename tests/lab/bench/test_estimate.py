@@ -18,7 +18,15 @@ from draftsmith.core.stats import Stats
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError, WriteError
-from draftsmith.lab.bench.cost import CostTable, Point, Slope, curve, measure_cost, parse_cost
+from draftsmith.lab.bench.cost import (
+    CostTable,
+    Point,
+    Slope,
+    _interpolate,
+    curve,
+    measure_cost,
+    parse_cost,
+)  # fmt: skip
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.estimate import automatic, estimate, plain_seconds, predict
 from draftsmith.lab.bench.records import Record
@@ -254,3 +262,9 @@ def test_the_estimate_is_close_to_a_live_run(clock: Clock) -> None:
     measured = seconds["none"] / seconds["copyspec"]
     assert measured > 1.5
     assert estimate(done, cost)[0].speedup == pytest.approx(measured, rel=0.03)
+
+
+def test_noise_makes_no_pass_after_a_long_context_cheap() -> None:
+    points = [(128.0, 10.2), (512.0, 10.1), (2048.0, 9.4)]
+    assert [_interpolate(points, x) for x in (64, 128, 2048, 30_000)] == [10.2, 10.2, 9.4, 9.4]
+    assert _interpolate([(1.0, 1.0), (2.0, 3.0)], 4) == 7

@@ -445,3 +445,30 @@ def test_a_commit_that_git_does_not_tell_has_a_reason(monkeypatch: pytest.Monkey
     told = commit.__wrapped__()
     assert told in (None, "unknown (fatal: dubious ownership)")  # None: this is no checkout
     assert (told is None) == (not (Path(__file__).parents[3] / ".git").exists())
+
+
+def test_a_prompt_that_cannot_be_used_does_not_replace_the_warm_up(model: LoadedModel) -> None:
+    class Counted(Ours):
+        calls = 0
+
+        def answer(self, ask: Ask) -> Answer:
+            type(self).calls += 1
+            return super().answer(ask)
+
+    arm = Counted(model, parse_arm("none"))
+    over = Record("over", "t", prompt_ids=(5,) * 600)
+    go(plan_of(model, arms=[arm], records=[over, *records(2)]))
+    assert Counted.calls == 2 + 1
+
+
+def test_draws_are_compared_with_those_of_plain_decoding_only(model: LoadedModel) -> None:
+    given = {"sampling": SamplingParams(seed=0, temperature=1.0)}
+    rows = go(plan_of(model, "hf:prompt_lookup", "copyspec", **given))
+    assert not any(row.compared for row in rows)
+    rows = go(plan_of(model, "none", "hf:prompt_lookup", "copyspec", **given))
+    assert {row.arm for row in rows if row.compared} == {"copyspec"}
+
+
+def test_seeds_of_all_runs_are_checked_before_the_first(model: LoadedModel) -> None:
+    with pytest.raises(OptionError, match="seed must be"):
+        plan_of(model, "none", sampling=SamplingParams(seed=2**64 - 1), runs=2)
