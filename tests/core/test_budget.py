@@ -450,5 +450,5 @@ def test_sequences_of_a_pass_count_though_its_cost_is_a_guess() -> None:
 
 
 def test_a_reach_that_is_no_number_of_tokens_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"reach\(1\) must be an integer"):
+    with pytest.raises(OptionError, match=r"reach\(1\) of a drafter must be an integer"):
         AutoBudget(curve(0.1), reach=lambda width: width / 2)  # type: ignore[arg-type, return-value]

@@ -57,7 +57,12 @@ def test_results_are_those_of_the_layer(
 
 
 def test_gradients_are_those_of_the_layer() -> None:
-    """Also for an input, through weights that are not trained."""
+    """Also for an input, through weights that are not trained, and for a bias alone."""
+    biased = layer(torch.float32).requires_grad_(False)
+    packed_or_skip(biased)
+    biased[0].bias.requires_grad_()
+    biased(torch.randn((3, 96))).sum().backward()
+    assert biased[0].bias.grad.tolist() == [3.0] * 80
     for trained in (True, False):
         model = layer(torch.float32).requires_grad_(trained)
         x = torch.randn((3, 96), requires_grad=True)

@@ -443,21 +443,29 @@ def test_memory_runs_out_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> No
     engine = Engine(model, drafter="none", prefixes=0)
     engine.generate(prompt(20), max_new_tokens=4)
     assert model.graphs.free
-    full = [torch.OutOfMemoryError("CUDA out of memory") for _ in range(graphs.MOST_LACKS - 1)]
+    lacks = [graphs.MOST_LACKS - 1]
 
     class Full(Frozen):
         def __init__(self, *given: Any) -> None:
-            if full:
-                raise full.pop()
+            if lacks[0]:
+                lacks[0] -= 1
+                raise torch.OutOfMemoryError("CUDA out of memory")
             super().__init__(*given)
 
     monkeypatch.setattr(graphs, "Captured", Full)
+    monkeypatch.setattr(graphs.Graphs, "_end_capture", lambda _: None)
     found = engine.generate([IDS, prompt(20)], max_new_tokens=20)
-    assert not full
+    assert not lacks[0]
     expected = Engine(packed, drafter="none").generate([IDS, prompt(20)], max_new_tokens=20)
     assert [one.tokens for one in found] == [one.tokens for one in expected]
     assert model.graphs.captures
     assert not engine.notices
+    lacks[0] = graphs.MOST_LACKS
+    model.graphs._graphs.clear()
+    with pytest.warns(UserWarning, match="out of memory"):
+        again = engine.generate([IDS, prompt(20)], max_new_tokens=20)
+    assert [one.tokens for one in again] == [one.tokens for one in expected]
+    assert not model.graphs.captures
 
 
 def test_a_pass_without_memory_is_repeated_without_idle_buffers(

@@ -135,7 +135,9 @@ def plural(count: int, noun: str) -> str:
 
 def label(drafter: Drafter) -> str:
     """A drafter's name with only the options that are not its defaults."""
-    drafter = getattr(drafter, "config", drafter)  # a bound one has its model, too
+    from draftsmith.drafters.own_model import OwnModel
+
+    drafter = drafter.config if isinstance(drafter, OwnModel) else drafter
     changed = []
     for f in fields(drafter):
         usual = f.default if f.default_factory is MISSING else f.default_factory()

@@ -61,7 +61,10 @@ class Draft:
     probes: int = 0
     """m: number of probe nodes, which are the last ones."""
     depths: tuple[int, ...] | None = None
-    """(n+m,) positions after the root, 1 for children of ROOT; None: the depths in the tree."""
+    """(n+m,) positions after the root, 1 for children of ROOT; None: the depths in the tree.
+
+    Only probes may have other depths than in the tree.
+    """
     origins: tuple[int, ...] | None = None
     """(n+m,) position in the context's ids from which each node was copied; None: no copies.
 

@@ -137,13 +137,14 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
     def close(self) -> None:
         """Stop generating and free the cache; `result` stays available.
 
-        A thread that waits for a piece gets StopIteration after the running pass.
+        A thread that waits for a piece gets StopIteration after the running pass, or the answer's
+        error if that was not raised yet.
         """
         self._call.close()
 
     @property
     def busy(self) -> bool:
-        """Whether a thread waits for its next piece."""
+        """Whether a thread runs a pass for it."""
         return self._call.running
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Unpack
 from weakref import ref
@@ -22,6 +23,7 @@ from draftsmith.model.loaded import last_part
 REMEMBERED = 16_000_000
 """Bytes for a conversation's earlier answers, if the engine stores none."""
 
+_BUSY = "another thread is reading this chat's answer; wait until it has ended"
 _NOT_REWOUND = "the drafter could not follow an edited conversation; it starts again"
 
 
@@ -51,8 +53,8 @@ class Chat:
         self._answers = AnswerCache(REMEMBERED, resources.model.facts)
         self._open: Callable[[], Stream | None] = lambda: None
         """Returns the stream of the last turn if it exists; weak, because it refers to the chat."""
-        self._sender: int | None = None
-        """Thread that is in `send`."""
+        self._sending = threading.RLock()
+        """Held by a thread in `send`."""
         self._last: TextSequence | None = None
         """TextSequence of the last turn; the next turn takes its drafter state."""
 
@@ -64,14 +66,11 @@ class Chat:
 
     def send(self, message: str, **options: Unpack[Options]) -> GenerationResult:
         """Answer a message and add both to the history. Options as for `generate`."""
-        stream = self.stream(message, **options)
-        self._sender = threading.get_ident()
-        try:
+        with self._alone():
+            stream = self.stream(message, **options)
             for _ in stream:
                 pass
-        finally:
-            self._sender = None
-        return stream.result
+            return stream.result
 
     def stream(self, message: str, **options: Unpack[Options]) -> Stream:
         """Answer a message piece by piece; a cancelled answer joins the history up to its end.
@@ -105,12 +104,22 @@ class Chat:
         stream = self._open()
         if stream is None or stream.closed:
             return
+        with self._alone():
+            if not stream.busy:
+                stream.close()
+            if not stream.closed:
+                raise OptionError(_BUSY)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let no other thread send a message; raise OptionError if one does, or in a callback."""
         self._resources.turns.check()
-        if stream.busy or self._sender not in (None, threading.get_ident()):
-            raise OptionError(
-                "another thread is reading this chat's answer; wait until it has ended"
-            )
-        stream.close()
+        if not self._sending.acquire(blocking=False):
+            raise OptionError(_BUSY)
+        try:
+            yield
+        finally:
+            self._sending.release()
 
     def _resume(self, sequence: TextSequence) -> None:
         """Pass the drafter state of the last turn to a new one; call it between passes."""

@@ -6,7 +6,6 @@ import threading
 from collections import abc, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from draftsmith.core.sampling import Distribution, Sampler, SamplingParams
 from draftsmith.core.sequence import Sequence, StopRule
+from draftsmith.core.stats import total
 from draftsmith.engine.drafting import Drafting
 from draftsmith.engine.result import GenerationResult
 from draftsmith.errors import DraftsmithError, GenerationInterrupted
@@ -155,7 +155,7 @@ class TextSequence(Sequence):
             tokens=tokens,
             text=text,
             finish_reason=reason or "cancelled",
-            stats=self.stats if self.finished else deepcopy(self.stats),
+            stats=self.stats if self.finished else total([self.stats]),
             sources=self.sources[:booked],
             origins=[self.origins.get(position) for position in new],
             logprobs=None if self.logprobs is None else self.logprobs[:booked],

@@ -63,7 +63,9 @@ class EngineThread:
             self.resources.check(sequence)
         with self._lock:
             if not self.alive:
-                raise OptionError("this engine is closed, or of a forked process; create another")
+                raise OptionError(
+                    "this engine is closed, or a parent process runs it; make another"
+                )
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="draftsmith-engine", daemon=True)
                 thread.start()

@@ -56,6 +56,8 @@ from draftsmith.model.runner import new_cost
 from draftsmith.values import known_options, switch
 
 _NO_LIMIT = 1 << 30
+_MOST_TESTED = 16
+"""Most ways to feed the model of which the test's result is kept."""
 
 
 _INSTEAD = dict.fromkeys(
@@ -188,7 +190,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         """Layers of the model that `restore` puts back."""
         self._loaded = loaded
         self._warned: set[Hashable] = set()
-        self._hooks = hooks(model)
+        self._hooks = (*hooks(model).values(),)
         self._passes: dict[Any, str | None] = {}
         """(prepare method, padded, hooks) → why such calls are not accelerated."""
         self._bound: tuple[Drafting, Resources] | None = None
@@ -361,12 +363,15 @@ class Accelerated(AbstractContextManager["Accelerated"]):
     def _why_other_passes(self, loaded: LoadedModel, *, padded: bool) -> str | None:
         """Measure once, for each way in which `generate` may feed this model."""
         prepare = self.model.prepare_inputs_for_generation
-        prepare, hooked = getattr(prepare, "__func__", prepare), hooks(self.model)
+        prepare = getattr(prepare, "__func__", prepare)
+        hooked = (*hooks(self.model).values(),)  # a hook may be registered for each call
         usual = prepare is GenerationMixin.prepare_inputs_for_generation and hooked == self._hooks
         if usual and not padded:
             return None
         key = prepare, padded, hooked
         if key not in self._passes:
+            if len(self._passes) > _MOST_TESTED:
+                self._passes.clear()
             self._passes[key] = refusals.of_passes(loaded, self.original, padded=padded)
         return self._passes[key]
 

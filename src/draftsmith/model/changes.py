@@ -28,13 +28,13 @@ def stored(tensor: Any) -> Iterator[Tensor]:
             yield from stored(part)
 
 
-def hooks(model: torch.nn.Module) -> tuple[int, ...]:
-    """Return the numbers of all forward hooks, except those that record outputs: not the user's."""
+def hooks(model: torch.nn.Module) -> dict[int, Any]:
+    """Map the number of each forward hook to it, without those that only record outputs."""
     tables = [modules._global_forward_hooks, modules._global_forward_pre_hooks]
     for module in model.modules():
         tables += module._forward_hooks, module._forward_pre_hooks
     found = [pair for table in tables for pair in table.items()]
-    return tuple(n for n, hook in found if not str(hook.__module__).startswith(_RECORDING))
+    return {n: hook for n, hook in found if not str(hook.__module__).startswith(_RECORDING)}
 
 
 def state(model: torch.nn.Module) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ def state(model: torch.nn.Module) -> tuple[int, ...]:
     through `.data` or to weights that count no versions, nor numbers that modules keep as
     attributes.
     """
-    found = [0, 0, 0, hash(hooks(model))]
+    found = [0, 0, 0, hash((*hooks(model),))]
     for module in model.modules():
         found[0] = hash((found[0], id(module), id(vars(module).get("forward"))))
         for tensor in (*module._parameters.values(), *module._buffers.values()):

@@ -24,7 +24,7 @@ CAPTURED = ("cuda",)
 MOST_GRAPHS = 64
 """Maximum number of graphs; the least recently used one is dropped for another."""
 MOST_LACKS = 8
-"""Captures that may fail for lack of memory before no more are tried."""
+"""Captures in a row that may fail for lack of memory before no more are tried."""
 MOST_PLACES = 32
 """Maximum number of rows of a pass."""
 SPARE_SLOTS = 128
@@ -66,7 +66,8 @@ class Captured:
 class Graphs:
     """The inputs and graphs of all passes of one model, which share memory.
 
-    The first failure to capture ends capturing: passes then run their kernels one by one.
+    The first failure to capture, or `MOST_LACKS` of them for lack of memory, ends capturing: passes
+    then run their kernels one by one.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -90,7 +91,7 @@ class Graphs:
         """Buffer → shape → graph over it."""
         self._memory: Any = None
         self._lacks = 0
-        """Captures that failed for lack of memory."""
+        """Captures in a row that failed for lack of memory."""
         self._weights: Any = None
         self._replays = 0
 
@@ -120,6 +121,7 @@ class Graphs:
                 if not any(self._graphs.values()):  # torch frees the memory with its last graph
                     self._memory = torch.cuda.graph_pool_handle()
                 own[shape] = Captured(body, self.device, self._memory)
+                self._lacks = 0
             except BaseException as error:
                 self._end_capture()
                 if not isinstance(error, Exception):
@@ -173,9 +175,7 @@ class Graphs:
             number = torch.zeros(1, device=self.device)
             Captured(lambda: (number.add_(1),), self.device, None)
 
-    def _free(self) -> bool:
-        """Free idle buffers and all graphs; return whether there were any."""
-        found = bool(self.free) or any(self._graphs.values())
+    def _free(self) -> None:
+        """Free idle buffers and all graphs."""
         self.free.clear()
         self._graphs.clear()
-        return found

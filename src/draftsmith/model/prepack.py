@@ -62,7 +62,9 @@ class PackedLinear(nn.Module):
             found: Tensor = waiting
             return found
         # oneDNN's product has no gradient.
-        if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
+        if torch.is_grad_enabled() and any(
+            one is not None and one.requires_grad for one in (x, self.weight, self.bias)
+        ):
             return linear(x, self.dense(), self.bias)
         if x.dtype != product.dtype or torch.is_autocast_enabled("cpu"):
             return linear(x, self.dense(), self.bias)

@@ -112,7 +112,7 @@ class Vocabulary:
     def encode_exactly(self, data: bytes) -> list[int]:
         """Like `encode_known`, with ids of exactly these bytes: some tokenizers normalize texts.
 
-        For such a text the longest token is taken at each place; bytes without a token end it.
+        For such a text the longest token is taken at each place, up to bytes that no token has.
         """
         ids = self.encode_known(data)
         if self.bytes_of(ids) == data:

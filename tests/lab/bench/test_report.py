@@ -249,6 +249,11 @@ def test_an_arm_within_the_noise_is_not_called_faster() -> None:
     made = [row("none", n, 1.0) for n in (1, 2, 3)]
     made += [row("copyspec@8", n, seconds) for n, seconds in ((1, 0.7), (2, 1.2), (3, 1.0))]
     said = "No arm of draftsmith is clearly faster than none: copyspec@8 is"
+    slow = [row("none", n, 1.0) for n in (1, 2)] + [row("copyspec@8", n, 2.0) for n in (1, 2)]
+    assert said in markdown([section(slow)])
+    noisy = [row("copyspec@8", n, seconds) for n, seconds in ((1, 0.5), (2, 1.1), (3, 0.4))]
+    sure = [row("copyspec@4", n, 0.8) for n in (1, 2, 3)]
+    assert "No arm" not in markdown([section(made[:3] + noisy + sure)])
     assert said in markdown([section(made)])
 
 

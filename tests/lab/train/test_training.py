@@ -408,24 +408,50 @@ def test_a_training_that_could_not_store_its_settings_is_begun_again(
     assert train(str(model), replace(RECIPE, steps=1), texts, out, OPTIONS).steps == 1
 
 
-def test_a_second_training_of_a_folder_waits(tmp_path: Path) -> None:
+def test_a_second_training_of_a_folder_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And then it finds the model."""
     run, ended, began = Run(tmp_path / "out"), list[str](), threading.Event()
+    own = running.lock
+
+    def locking(file: Any) -> bool:
+        began.set()
+        return own(file)
 
     def second() -> None:
-        began.set()
         with pytest.raises(OptionError, match="already holds a model"), run.alone():
             ended.append("ran")
         ended.append("refused")
 
     thread = threading.Thread(target=second)
     with run.alone():
+        monkeypatch.setattr(running, "lock", locking)
         thread.start()
         began.wait()
-        assert not ended
+        thread.join(0.2)
+        assert thread.is_alive()
         (run.folder / "config.json").write_text("{}")
     thread.join()
     assert ended == ["refused"]
+
+
+def test_a_checkpoint_stays_if_the_one_before_cannot_be_deleted(
+    model: Path, texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = running.shutil.rmtree
+
+    def refuses(path: Path, **how: Any) -> None:
+        if path.name == "step-000004":
+            raise PermissionError(13, "Permission denied")
+        own(path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running.shutil, "rmtree", refuses)
+        with pytest.raises(WriteError, match="Permission denied"):
+            train(str(model), RECIPE, texts, tmp_path / "out", OPTIONS)
+    kept = {path.parent.name for path in (tmp_path / "out" / "training").glob("step-*/state.json")}
+    assert "step-000008" in kept
 
 
 def test_folders_of_a_model_are_moved_over_what_a_killed_training_left(tmp_path: Path) -> None:

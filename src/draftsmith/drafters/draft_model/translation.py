@@ -9,6 +9,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -106,16 +107,15 @@ class After:
         """
         whole = [(*before, *branch) for branch in branches]
         with self.lock, torch.inference_mode():
-            try:
+            with suppress(Exception):  # such as too little memory: once more, with small passes
                 return self._logits(len(before), self._groups(whole))
-            except Exception:  # such as too little memory: once more, with small passes
-                try:
-                    return self._logits(len(before), ([branch] for branch in whole))
-                except Exception as error:
-                    raise DrafterError(
-                        "the draft model failed while its draft was verified, and without it no "
-                        f"token has the right distribution ({type(error).__name__}: {error})"
-                    ) from error
+            try:
+                return self._logits(len(before), ([branch] for branch in whole))
+            except Exception as error:
+                raise DrafterError(
+                    "the draft model failed while its draft was verified, and without it no token "
+                    f"has the right distribution ({type(error).__name__}: {error})"
+                ) from error
 
     def _logits(self, known: int, groups: Iterable[Sequence[Ids]]) -> dict[Ids, Tensor]:
         """Compute what `logits` returns; `known` is the length of `before`."""

@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,8 @@ class Run:
             lock(held)
             self.check_free()
             yield
-            (self.training / _LOCK).unlink()
+            with suppress(OSError):  # Windows cannot delete an open file
+                (self.training / _LOCK).unlink()
 
     @property
     def training(self) -> Path:
@@ -132,6 +133,7 @@ class Run:
                 os.fsync(file.fileno())
             write_text(folder / _STATE, json.dumps({"step": step, "seconds": seconds}) + "\n")
             sync_folder(self.training)
+        with kept_whole(self.training):
             for checkpoint in older:
                 if checkpoint != folder:
                     shutil.rmtree(checkpoint)
@@ -202,7 +204,7 @@ def kept_whole(
     try:
         yield
     except (OSError, SafetensorError) as raised:
-        error = raised.__cause__ if isinstance(raised, WriteError) else raised
+        error = raised.__cause__ or raised
         reason, kept = getattr(error, "strerror", None) or error, "nothing of it was kept"
         if half is not None:
             shutil.rmtree(half, ignore_errors=True)

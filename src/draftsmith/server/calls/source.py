@@ -251,7 +251,7 @@ def called(name: Any, arguments: str) -> Call:
     try:
         value = json.loads(arguments)
         json.dumps([name, value], ensure_ascii=False).encode()
-    except ValueError:
+    except (ValueError, RecursionError):
         raise NoCall from None
     if not isinstance(name, str):
         raise NoCall
