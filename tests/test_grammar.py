@@ -381,3 +381,14 @@ def test_texts_that_a_tokenizer_normalizes_are_written_as_the_grammar_says() -> 
     result = engine.generate("hello", grammar=Grammar.json_schema({"enum": [name]}))
     assert json.loads(result.text) == name
     assert engine.generate("hello", grammar=Grammar.regex("cafe\u0301")).text == "cafe\u0301"
+
+
+def test_the_space_before_a_first_word_is_written_if_a_grammar_has_it() -> None:
+    """SentencePiece's decoder drops it at the beginning of a text."""
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.sentencepiece())
+    ids = tiny.sentencepiece()("once upon")["input_ids"]
+    for prompt in (ids, "once upon", [{"role": "user", "content": "once"}]):
+        for pattern in (" a| time", "(a| b)+c"):
+            result = engine.generate(prompt, grammar=Grammar.regex(pattern), max_new_tokens=60)
+            fits = re.fullmatch(pattern, result.text)
+            assert fits or result.finish_reason == "length", result.text

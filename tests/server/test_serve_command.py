@@ -14,7 +14,7 @@ import httpx2
 import pytest
 from serving import MODEL, Served
 
-from command import fails
+from command import call, fails
 
 ASK = {"model": MODEL, "messages": [{"role": "user", "content": "a.py: rename x\n<|file|>x = 1\n"}],
        "max_tokens": 4}  # fmt: skip
@@ -54,6 +54,9 @@ def test_wrong_options_are_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port}" in fails(2, "serve", "-m", tmp_path / "none", "--port", port)
+    for host, warned in (("0.0.0.0", True), ("127.0.0.1", False)):
+        done = call("serve", "-m", tmp_path / "none", "--host", host, "--port", "0")
+        assert ("everybody who reaches" in done.stderr) == warned
 
 
 @pytest.mark.slow

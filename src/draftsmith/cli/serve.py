@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from draftsmith.cli.loading import load_engine, resolve, short
 from draftsmith.cli.options import Count, ModelOptions, group
 from draftsmith.cli.render import say_notices
+from draftsmith.cli.report import note
 from draftsmith.errors import OptionError
 from draftsmith.server.settings import Settings
 
@@ -57,6 +58,8 @@ def serve(
         ) from error
     keys = Keys.read(settings.api_keys, os.environ)
     check_address(settings)
+    if settings.host not in ("127.0.0.1", "::1", "localhost") and not keys:
+        note(f"everybody who reaches {settings.host} is served: give --api-keys to choose whom")
     made = load_engine(model, {}, **asdict(engine))
     say_notices(made)
     name = settings.name or short(model.model or resolve(None))

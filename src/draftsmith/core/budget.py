@@ -137,8 +137,8 @@ class AutoBudget:
     ) -> None:
         """`reach`: maximum depth of a draft with that many nodes (`Drafter.reach`).
 
-        `drafter`: the key of drafting times in `cost`; None: drafting is free. Raises OptionError for
-        a reach that is no number of nodes.
+        `drafter`: the key of drafting times in `cost`; None: drafting is free. Raises OptionError
+        for a reach that is no number of nodes.
         """
         for width in sorted({min(width, ceiling) for width in LADDER}):
             number(f"reach({width}) of {drafter or 'a drafter'}", reach(width), int, least=0)

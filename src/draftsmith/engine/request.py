@@ -160,7 +160,9 @@ class Request:
                 raise PromptError(f"prompt {index} of {len(prompts)}: {error}") from error
             # A text is continued. The answer to messages, and perhaps to ids, begins a new text.
             last = not isinstance(prompt, str) and text.continues(prompt, self.template)
-            goes_on, asked = last or isinstance(prompt, str), self
+            # A grammar counts the space before the first word, too.
+            counted = self.grammar is not None and self.thoughts is None
+            goes_on, asked = last or counted or isinstance(prompt, str), self
             if last and self.thoughts is not None:
                 asked = replace(self, thoughts=self.thoughts.after(prompt[-1]["content"]))
             encoded.append((asked, (ids, text.last_written(tokenizer, ids) if goes_on else ())))
