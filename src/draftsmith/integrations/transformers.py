@@ -218,12 +218,12 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             return self._bound
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the bound drafter: a copied model may change before its use."""
-        own = ("_bound", "_passes", "_binding")
+        """Return the state without what belongs to the model: a copy may change before its use."""
+        own = ("_bound", "_passes", "_binding", "_hooks")
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _bound=None, _passes={}, _binding=RLock())
+        vars(self).update(state, _bound=None, _passes={}, _binding=RLock(), _hooks=())
 
     def __exit__(self, *_exception: object) -> None:
         self.restore()
