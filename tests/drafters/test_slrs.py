@@ -206,9 +206,8 @@ def test_a_greedy_target_gets_the_drafts_of_slem() -> None:
 # --------------------------------------------------------------------------------- real models
 
 
-def test_psi_of_a_real_drafter_sums_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a ragged batch, asked for while verifying; the distributions of a walk and of a tree
-    agree."""
+def bytewise() -> tuple[Engine, Any]:
+    """An engine with a draft model of bytes, and that model."""
     byte_level = tiny.tokenizer(259)
     model = copy.deepcopy(tiny.model())
     model.resize_token_embeddings(len(byte_level))
@@ -216,6 +215,13 @@ def test_psi_of_a_real_drafter_sums_to_one(monkeypatch: pytest.MonkeyPatch) -> N
     engine = Engine.from_pretrained(
         tiny.model(), tokenizer=tiny.tokenizer(), drafter=drafter, budget="drafter"
     )
+    return engine, model
+
+
+def test_psi_of_a_real_drafter_sums_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a ragged batch, asked for while verifying; the distributions of a walk and of a tree
+    agree."""
+    engine, _ = bytewise()
     sums: list[float] = []
     choose = verify.choose
 
@@ -240,13 +246,7 @@ def test_a_draft_model_that_fails_during_verification(
     lasting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its pass is repeated. If that fails, too, the error names it: no token would be exact."""
-    byte_level = tiny.tokenizer(259)
-    model = copy.deepcopy(tiny.model())
-    model.resize_token_embeddings(len(byte_level))
-    drafter = DraftModel(model, 3, 0.0, algorithm="slrs", tokenizer=byte_level)
-    engine = Engine.from_pretrained(
-        tiny.model(), tokenizer=tiny.tokenizer(), drafter=drafter, budget="drafter"
-    )
+    engine, model = bytewise()
     options = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1}
     expected = engine.generate("the quick brown", **options)
     draw, failures, fails = verify.draw_residual, list[int](), [False]

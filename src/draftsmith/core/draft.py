@@ -237,12 +237,6 @@ class Draft:
             len(self.depths) != total or any(d < 1 for d in self.depths)
         ):
             raise DrafterError(f"{who}: depths must be {total} numbers >= 1, got {self.depths}")
-        if any(not ROOT <= parent < node for node, parent in enumerate(self.parents)):
-            raise DrafterError(f"{who}: parents must precede their children, got {self.parents}")
-        if self.depths is not None and self.depths[: self.size] != self.tree_depths()[: self.size]:
-            raise DrafterError(
-                f"{who}: only probes may have other depths than in the tree, got {self.depths}"
-            )
         if self.chances is not None and (
             len(self.chances) != total or not all(0 <= p <= 1 for p in self.chances)
         ):
@@ -267,10 +261,18 @@ class Draft:
                 raise DrafterError(
                     f"{who}: token ids must be from 0 to {vocab_size - 1}, got {token}"
                 )
+            if not ROOT <= parent < node:
+                raise DrafterError(
+                    f"{who}: parents must precede their children, but node {node} has {parent}"
+                )
             if node < size <= parent:
                 raise DrafterError(
                     f"{who}: draft node {node} must not have a probe as its parent ({parent})"
                 )
+        if self.depths is not None and self.depths[:size] != self.tree_depths()[:size]:
+            raise DrafterError(
+                f"{who}: only probes may have other depths than in the tree, got {self.depths}"
+            )
         for parent, proposal in self.proposals.items():
             child = proposal.child
             if not ROOT <= parent < size:

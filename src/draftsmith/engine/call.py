@@ -143,11 +143,6 @@ class Stream(Iterator[Piece], AbstractContextManager["Stream"]):
         self._call.close()
 
     @property
-    def busy(self) -> bool:
-        """Whether a thread runs a pass for it."""
-        return self._call.running
-
-    @property
     def closed(self) -> bool:
         """Whether the answer has ended and its row is free."""
         return self._call.ended

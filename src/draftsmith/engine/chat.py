@@ -105,7 +105,7 @@ class Chat:
         if stream is None or stream.closed:
             return
         with self._alone():
-            if not stream.busy:
+            if not stream._call.running:
                 stream.close()
             if not stream.closed:
                 raise OptionError(_BUSY)

@@ -325,12 +325,9 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             rules = [*logits_processor, *stopping_criteria]
             reason = refusals.of_batch(rules, stopping_criteria, generation_config, streamer)
         if reason is None and self._loaded is not None:
-            padded, longest = (
-                mask is not None and not bool(mask.all()),
-                stopping_criteria.max_length,
-            )
+            padded = mask is not None and not bool(mask.all())
             if padded or input_ids.shape[0] > 1:
-                reason = refusals.of_angles(self._loaded, longest)
+                reason = refusals.of_angles(self._loaded, stopping_criteria.max_length)
             reason = reason or self._why_other_passes(self._loaded, padded=padded)
         if reason is not None or self._loaded is None:
             self.notice(str(reason))

@@ -31,6 +31,9 @@ from draftsmith.storage import digest, lock, write_text, writing
 from draftsmith.text import vocab
 from draftsmith.text.tokenizer import opening
 
+_LOCK = "lock"
+"""Name of the first file of a build, in its folder `BUILDING`."""
+
 Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 """Shows progress: (title, total) → context with a function that adds finished items."""
 
@@ -38,10 +41,6 @@ Show = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 def unseen(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:  # noqa: ARG001
     """Show nothing."""
     return nullcontext(lambda _: None)
-
-
-_LOCK = "lock"
-"""Name of the first file of a build, in its folder `BUILDING`."""
 
 
 def build(
