@@ -7,6 +7,7 @@ import inspect
 import pickle
 import random
 import threading
+import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import count
@@ -53,6 +54,7 @@ from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.testing import Scripted
 
+QUIET = partial(warnings.catch_warnings, action="ignore", category=NotAcceleratedWarning)
 IDS = {"vocab_size": 300, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -830,31 +832,131 @@ def test_a_batch_has_the_angles_of_its_longest_row(kind: str) -> None:
         assert handle.last_notice is None
 
 
-@pytest.mark.parametrize("last", [True, False])
-def test_a_hook_that_is_added_later(last: bool, llama: Any) -> None:
-    """One that changes the last position of a pass would change another one in a draft."""
+STEERING = torch.randn(64, generator=torch.Generator().manual_seed(3))
+
+
+def test_hooks_that_are_added_later_see_the_passes_of_generate(llama: Any) -> None:
+    """One that reads the place in a pass, near or far, would read another one in ours."""
+    model, prompt = copy.deepcopy(llama), torch.tensor([architectures.prompt(300)])
+    widths = list[int]()
+
+    def steer(place: Any, _module: Any, _inputs: Any, hidden: Any) -> Any:
+        widths.append(hidden.shape[1])
+        hidden = hidden.clone()
+        hidden[:, place] += STEERING
+        return hidden
+
+    with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
+        before = model.generate(prompt, max_new_tokens=20)
+        for place in (-1, slice(-30, None), slice(None)):
+            hook = model.model.norm.register_forward_hook(partial(steer, place))
+            expected = handle.original(prompt, max_new_tokens=20)
+            assert expected.tolist() != before.tolist()
+            seen = [*widths]
+            widths.clear()
+            with QUIET():
+                same(model.generate(prompt, max_new_tokens=20), expected)
+            assert "hooks were added" in str(handle.last_notice)
+            assert widths == seen
+            widths.clear()
+            hook.remove()
+        same(model.generate(prompt, max_new_tokens=20), before)
+        assert handle.stats is not None
+
+
+@pytest.mark.parametrize("how", ["class", "forward", "block", "everywhere"])
+def test_what_is_exchanged_later_is_measured(how: str, llama: Any) -> None:
+    """A class, a method or a block that reads the place in a pass; and one that does not."""
     model = copy.deepcopy(llama)
+    norm, place = model.model.norm, slice(None) if how == "everywhere" else slice(-1, None)
+    kind = type(norm)
+
+    class Steered(kind):  # type: ignore[misc, valid-type]
+        def forward(self, x: Any) -> Any:
+            x = kind.forward(self, x).clone()
+            x[:, place] += STEERING
+            return x
+
     with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
         before = model.generate(PROMPT, max_new_tokens=20)
-        place = -1 if last else slice(None)
-        steering = torch.randn(64, generator=torch.Generator().manual_seed(3))
-
-        def steer(_module: Any, _inputs: Any, hidden: Any) -> Any:
-            hidden = hidden.clone()
-            hidden[:, place] += steering
-            return hidden
-
-        hook = model.model.norm.register_forward_hook(steer)
+        if how == "forward":
+            norm.forward = partial(Steered.forward, norm)
+        elif how == "block":
+            model.model.norm = copy.deepcopy(norm)
+            model.model.norm.__class__ = Steered
+        else:
+            norm.__class__ = Steered
         expected = handle.original(PROMPT, max_new_tokens=20)
         assert expected.tolist() != before.tolist()
-        if last:
-            with pytest.warns(NotAcceleratedWarning, match="hook"):
-                same(model.generate(PROMPT, max_new_tokens=20), expected)
+        with QUIET():
+            same(model.generate(PROMPT, max_new_tokens=20), expected)
+        assert (handle.stats is None) == (how != "everywhere")
+
+
+def test_a_class_that_prepares_its_passes_is_measured(llama: Any) -> None:
+    class Own(type(llama)):  # type: ignore[misc]
+        def _update_model_kwargs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+            made = super()._update_model_kwargs_for_generation(*args, **kwargs)
+            if made.get("position_ids") is not None:
+                made["position_ids"] = made["position_ids"] + 3
+            if made.get("cache_position") is not None:
+                made["cache_position"] = made["cache_position"] + 3
+            return made
+
+    model = copy.deepcopy(llama)
+    model.__class__ = Own
+    expected = plain(model, max_new_tokens=20)
+    with accelerate(model, "copyspec(gamma=1)", budget=4), QUIET():
         same(model.generate(PROMPT, max_new_tokens=20), expected)
-        assert (handle.stats is None) == last
-        hook.remove()
-        same(model.generate(PROMPT, max_new_tokens=20), before)
+
+
+def test_masks_of_other_numbers_run_plainly(llama: Any) -> None:
+    masks = [torch.full_like(PROMPT, 2), torch.ones_like(PROMPT).cumsum(1)]
+    expected = [plain(llama, max_new_tokens=8, attention_mask=mask) for mask in masks]
+    usual = plain(llama, max_new_tokens=8)
+    with accelerate(llama) as handle, QUIET():
+        for mask, wanted in zip(masks, expected, strict=True):
+            same(llama.generate(PROMPT, max_new_tokens=8, attention_mask=mask), wanted)
+            assert "other values" in str(handle.last_notice)
+        same(llama.generate(PROMPT, max_new_tokens=torch.tensor(8), do_sample=False), usual)
         assert handle.stats is not None
+        assert handle.stats.drafter_failures == 0
+
+
+def test_a_pickled_method_is_the_copys_own(llama: Any) -> None:
+    expected = plain(llama, max_new_tokens=8)
+    with accelerate(llama):
+        bound = pickle.loads(pickle.dumps(llama.generate))
+        both = pickle.loads(pickle.dumps({"f": llama.generate, "m": llama}))
+    for generate in (bound, both["f"], both["m"].generate):
+        same(generate(PROMPT, max_new_tokens=8, do_sample=False), expected)
+    both["m"].generate.restore()
+    same(both["m"].generate(PROMPT, max_new_tokens=8, do_sample=False), expected)
+
+
+def test_a_streamer_comes_before_or_behind_the_criteria_as_in_generate(llama: Any) -> None:
+    def order(model: Any) -> list[str]:
+        calls = list[str]()
+
+        class Streamer:
+            def put(self, _tokens: Any) -> None:
+                calls.append("put")
+
+            def end(self) -> None:
+                calls.append("end")
+
+        def judge(ids: Any, _scores: Any, **_: Any) -> Any:
+            calls.append("judge")
+            return torch.zeros(len(ids), dtype=torch.bool)
+
+        criteria = StoppingCriteriaList([judge])
+        given = {"streamer": Streamer(), "stopping_criteria": criteria}
+        model.generate(PROMPT, max_new_tokens=6, do_sample=False, **given)
+        return calls
+
+    expected = order(llama)
+    with accelerate(llama):
+        assert order(llama) == expected
 
 
 def test_a_criterion_that_generates_runs_plainly(llama: Any) -> None:

@@ -82,8 +82,8 @@ def of_prompts(input_ids: Tensor, mask: Tensor | None) -> str | None:
     """Why these ids are not prompts with at most left padding."""
     if input_ids.ndim != 2 or not input_ids.shape[1]:
         return "the prompt is not a row of ids"
-    if mask is not None and mask.shape != input_ids.shape:
-        return "the attention mask has not the shape of the ids"
+    if mask is not None and bool(((mask != 0) & (mask != 1)).any()):
+        return "the attention mask has other values than 0 and 1"
     if mask is not None and not bool((mask[:, 1:] >= mask[:, :-1]).all() & mask[:, -1].all()):
         return "the attention mask hides more than padding on the left"
     return None
@@ -132,7 +132,10 @@ def of_passes(loaded: LoadedModel, generate: Any, *, padded: bool) -> str | None
     if padded:
         why = "what it computes for a row depends on the padding before it"
     else:
-        why = "prepare_inputs_for_generation or a hook changes the passes, as soft prompts do"
+        why = (
+            "prepare_inputs_for_generation, another method or an exchanged module changes the "
+            "passes, as soft prompts do"
+        )
     return f"{why} (logits differ by {error:.1e})"
 
 

@@ -17,12 +17,14 @@ from collections.abc import Hashable
 from contextlib import AbstractContextManager
 from threading import RLock
 from time import perf_counter
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationMixin, StoppingCriteriaList, StopStringCriteria
+from transformers.generation import utils as generation_utils
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from draftsmith.core.drafter import Drafter
@@ -56,6 +58,10 @@ from draftsmith.model.runner import new_cost
 from draftsmith.values import known_options, switch
 
 _NO_LIMIT = 1 << 30
+_PREPARE = ("prepare_inputs_for_generation", "_prepare_position_ids_for_generation",
+            "_update_model_kwargs_for_generation", "_prefill")  # fmt: skip
+_CRITERIA_FIRST = hasattr(generation_utils, "StopCheck")
+"""Whether this version of transformers calls the stopping criteria before the streamer."""
 _MOST_TESTED = 16
 """Most ways to feed the model of which the test's result is kept."""
 
@@ -97,7 +103,9 @@ def accelerate(
 
     `tokenizer` is the model's own, for drafters that use another vocabulary than its.
 
-    Results have no cache, so a later call needs all ids of the chat.
+    Results have no cache, so a later call needs all ids of the chat. Streamers, criteria and
+    processors are called while no other call of the model computes, so they must not wait for one.
+    A copy of the model by `copy.copy` still generates with the original.
 
     `prepack` replaces the model's linear layers, until `restore`, by layers with weights that are
     also laid out for this CPU (`model.prepack`). Do not write to weights through `.data` meanwhile.
@@ -190,9 +198,11 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         """Layers of the model that `restore` puts back."""
         self._loaded = loaded
         self._warned: set[Hashable] = set()
-        self._hooks = (*hooks(model).values(),)
+        self._hooks: tuple[Any, ...] | None = (*hooks(model).values(),)
+        """Forward hooks that the self-test has seen; None: a copy, until its first call."""
+        self._parts = _parts(model)
         self._passes: dict[Any, str | None] = {}
-        """(prepare method, padded, hooks) → why such calls are not accelerated."""
+        """(preparing methods, padded, parts) → why such calls are not accelerated."""
         self._bound: tuple[Drafting, Resources] | None = None
         self._binding = RLock()
         """Held while the drafter is bound, so that two first calls load its model only once."""
@@ -219,11 +229,15 @@ class Accelerated(AbstractContextManager["Accelerated"]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without what belongs to the model: a copy may change before its use."""
-        own = ("_bound", "_passes", "_binding", "_hooks")
+        own = ("_bound", "_passes", "_binding", "_hooks", "_parts")
+        # The method of a model that is copied, too, would be this handle.
+        own += "original", "__wrapped__"
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _bound=None, _passes={}, _binding=RLock(), _hooks=())
+        vars(self).update(state, _bound=None, _passes={}, _binding=RLock(), _hooks=None, _parts=())
+        method = self.previous or MethodType(type(self.model).generate, self.model)
+        self.original = self.__wrapped__ = method
 
     def __exit__(self, *_exception: object) -> None:
         self.restore()
@@ -293,6 +307,10 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         if self._bound is not None and self.resources.turns.own:
             return None, "a callback of a running call generates"
         _check_cache(call)
+        ids, mask = call.get("inputs", call.get("input_ids")), call.get("attention_mask")
+        # `generate` may drop a mask of ones.
+        if isinstance(ids, Tensor) and isinstance(mask, Tensor) and ids.shape != mask.shape:
+            return None, "the attention mask has not the shape of the ids"
         handled = {"tokenizer", "assistant_tokenizer", "trust_remote_code"}
         handled |= set(inspect.signature(self.original).parameters) - {"use_model_defaults"}
         options = {name: value for name, value in call.items() if name not in handled}
@@ -358,19 +376,36 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         return record.output(_sequences(input_ids, sequences, generation_config))
 
     def _why_other_passes(self, loaded: LoadedModel, *, padded: bool) -> str | None:
-        """Measure once, for each way in which `generate` may feed this model."""
-        prepare = self.model.prepare_inputs_for_generation
-        prepare = getattr(prepare, "__func__", prepare)
-        hooked = (*hooks(self.model).values(),)  # a hook may be registered for each call
-        usual = prepare is GenerationMixin.prepare_inputs_for_generation and hooked == self._hooks
-        if usual and not padded:
+        """Measure once, for each way in which `generate` may feed this model.
+
+        Hooks are not measured: they would see the tokens of the test, and one that reads the place
+        in a pass may differ in longer passes only.
+        """
+        found = (*hooks(self.model).values(),)
+        if self._hooks is None:
+            self._hooks = found
+        if found != self._hooks:  # a hook may be registered for each call
+            return "forward hooks were added or removed; call accelerate again"
+        prepare, parts = _preparing(self.model), _parts(self.model)
+        if prepare == _preparing(GenerationMixin) and parts == self._parts and not padded:
             return None
-        key = prepare, padded, hooked
+        key = prepare, padded, parts
         if key not in self._passes:
             if len(self._passes) > _MOST_TESTED:
                 self._passes.clear()
             self._passes[key] = refusals.of_passes(loaded, self.original, padded=padded)
         return self._passes[key]
+
+
+def _preparing(model: Any) -> tuple[Any, ...]:
+    """Return the methods with which `generate` feeds a model; None for those of other versions."""
+    methods = (getattr(model, name, None) for name in _PREPARE)
+    return tuple(getattr(method, "__func__", method) for method in methods)
+
+
+def _parts(model: Any) -> tuple[Any, ...]:
+    """Return a key that is equal as long as no module, class or `forward` is exchanged."""
+    return tuple((id(m), type(m), vars(m).get("forward")) for m in model.modules())
 
 
 class Observer:
@@ -387,9 +422,16 @@ class Observer:
     def __call__(self, sequence: Sequence, scores: Tensor | None) -> str | None:
         if self.scores is not None and scores is not None:
             self.scores += (scores,)
+        if not _CRITERIA_FIRST:
+            self._stream(sequence)
+        ended = bool(self.criteria(sequence.prefix(), self.scores).all())
+        if _CRITERIA_FIRST:
+            self._stream(sequence)
+        return "stop" if ended else None
+
+    def _stream(self, sequence: Sequence) -> None:
         if self.streamer is not None:
             self.streamer.put(torch.tensor(sequence.ids[-1:], device="cpu"))
-        return "stop" if bool(self.criteria(sequence.prefix(), self.scores).all()) else None
 
     def sequence(
         self,
@@ -407,7 +449,7 @@ class Observer:
             row[pads:].tolist(),
             padding=row[:pads].tolist(),
             distribution=self._distribution(_of_row(processors, index), row, drafting.model),
-            limit=_NO_LIMIT if limit is None else limit - len(row),
+            limit=_NO_LIMIT if limit is None else int(limit) - len(row),
             stop_rules=[self],
             sampling=_sampling(self.config),
             sampler=_sampler(drafter),
@@ -485,7 +527,8 @@ def _sampling(config: Any) -> SamplingParams:
 def _check_cache(call: dict[str, Any]) -> None:
     """Raise OptionError for a call that continues a chat with the cache of our result, None."""
     ids, mask = call.get("inputs", call.get("input_ids")), call.get("attention_mask")
-    if not isinstance(ids, Tensor) or not isinstance(mask, Tensor):
+    embedded = call.get("inputs_embeds") is not None
+    if embedded or not isinstance(ids, Tensor) or not isinstance(mask, Tensor):
         return
     named = [name for name in ("past_key_values", "cache") if call.get(name, ids) is None]
     if named and mask.shape[-1] > ids.shape[-1]:
