@@ -392,3 +392,5 @@ def test_the_space_before_a_first_word_is_written_if_a_grammar_has_it() -> None:
             result = engine.generate(prompt, grammar=Grammar.regex(pattern), max_new_tokens=60)
             fits = re.fullmatch(pattern, result.text)
             assert fits or result.finish_reason == "length", result.text
+    grammar = Grammar.regex(" once upon")
+    assert engine.chat().send("a time", grammar=grammar).text == " once upon"

@@ -68,6 +68,49 @@ def test_transformers_finds_thoughts_text_and_calls_in_any_parts(
             assert told == expected, size
 
 
+LOOSE = copy.deepcopy(TOKENIZER)
+LOOSE.response_template = FORMAT | {"fields": FORMAT["fields"] | {"tool_calls": {  # type: ignore[operator]
+    "open_pattern": r"\s*@call(?::(?P<name>\w+))?", "close": "@end", "repeats": True,
+    "content": "json", "transform": {"type": "function", "function": "{content}"},
+}}}  # fmt: skip
+NAMED = copy.deepcopy(TOKENIZER)
+NAMED.response_template = copy.deepcopy(LOOSE.response_template)
+NAMED.response_template["fields"]["tool_calls"]["transform"] = FORMAT["fields"]["tool_calls"][  # type: ignore[index]
+    "transform"
+]
+
+
+@pytest.mark.parametrize(("tokenizer", "prompt", "text", "said", "calls"), [
+    (LOOSE, "", 'so @call{"name": "f", "arguments": {}}@end', "so", 1),
+    (LOOSE, "", 'so @call[{"name": "f", "arguments": {}}]@end', None, 0),
+    (LOOSE, "", "so @call5@end and more", None, 0),
+    (NAMED, "", 'so @call{"a": 1}@end and more', None, 0),
+    (LOOSE, "assistant: (", "so it goes", "so it goes", 0),
+    (LOOSE, "assistant: so @", "it goes", "it goes", 0),
+    (LOOSE, "assistant: \n", "it goes", "it goes", 0),
+    (LOOSE, "assistant: ((\n\n))\n\n", "it goes", "it goes", 0),
+    (LOOSE, "assistant: ((\n\n))\n\n", '@call{"name": "f", "arguments": {}}@end', "", 1),
+    (LOOSE, "assistant: @ca", 'll{"name": "f", "arguments": {}}@end', "", 1),
+    (LOOSE, "assistant: I @call{no}@end so", "it goes", "it goes", 0),
+])  # fmt: skip
+def test_broken_calls_and_what_the_prompt_ends_with(
+    tokenizer: Any, prompt: str, text: str, said: str | None, calls: int
+) -> None:
+    """Nothing of the answer is lost; None: all of it is text."""
+    for size in (1, 3, 100):
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        own: Callable[..., Any] = lambda source: declared(source, tokenizer, prompt, [])  # noqa: E731
+        reader = Reader(tools={"f": None}, own=own)
+        _, found, made = read(reader, parts)
+        assert len(made) == calls, size
+        if said is None:
+            rest = text.partition("@call")[2].replace(" ", "")
+            assert found.replace(" ", "").startswith("so")
+            assert found.replace(" ", "").endswith(rest), size
+        else:
+            assert found == said, size
+
+
 def test_a_tag_that_is_a_token_reaches_transformers() -> None:
     own: Callable[..., Any] = lambda source: declared(source, TOKENIZER, "", [])  # noqa: E731
     reader = Reader(tools={"f": None}, markers={5: "@end"}, own=own)

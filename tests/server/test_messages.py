@@ -217,6 +217,20 @@ def test_errors_have_anthropics_shape() -> None:
         assert client.post(MESSAGES, json=body, headers=headers).status_code == 200
 
 
+@pytest.mark.parametrize("arguments", [
+    '{"a": NaN}', '{"a": 1e999}', '{"a": "\\ud83d"}', '\n {"a": 1}',
+])  # fmt: skip
+def test_arguments_that_are_written_as_a_text(ask: Ask, arguments: str) -> None:
+    """No response may have a number that is not finite, or half of a surrogate pair."""
+    call = json.dumps({"name": "f", "arguments": arguments})
+    answer = f"<tool_call>{call}</tool_call>"
+    (block,) = asked(ask, CALLING, answer, tools=[TOOL | {"input_schema": {}}])["content"]
+    assert block["input"] == ({"a": 1} if "1}" in arguments else {"": arguments})
+    tools = [{"type": "custom", "name": "f"}]
+    response, _ = responded(ask, CALLING, answer, tools=tools)
+    assert response["output"][0]["input"] == arguments
+
+
 @pytest.mark.parametrize("limit", [4, 30, 60])
 def test_a_call_that_is_cut_off_keeps_its_arguments_so_far(ask: Ask, limit: int) -> None:
     """In all interfaces, whole and streamed, as OpenAI and Anthropic do it."""

@@ -98,6 +98,16 @@ def test_calls_are_written_as_the_template_reads_them(template: str, shown: str)
     assert rendered(template, [USER], []) == "<user>hello"
 
 
+def test_words_of_the_tools_do_not_look_like_a_call() -> None:
+    template = "{{ tools }}" + of_calls("{{ '' + c.function.arguments }}")
+    tool = {"type": "function", "function": {"name": "f", "description": "It is SHOWN.",
+            "parameters": {"type": "object", "properties": {"x": {}}}}}  # fmt: skip
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    tokenizer.chat_template = template
+    shown = with_calls(tokenizer, [USER, CALL, RESULT], {"tools": [tool]})
+    assert shown[1]["tool_calls"][0]["function"]["arguments"] == '{"x": "é"}'
+
+
 def test_ids_of_nine_letters_and_digits_stay() -> None:
     template = "{{ 'length != 9' }}" + of_calls("{{ c.id }}{{ c.function.arguments }}")
     call = {**CALL, "tool_calls": [{**CALL["tool_calls"][0], "id": "abcDEF123"}]}

@@ -80,7 +80,7 @@ class Chat:
         request = self._prepare({**self.options, **options}, perf_counter())
         self._close()
         history = [*self.messages, {"role": "user", "content": message}]
-        sequence = request.sequence(request.encode(history), streaming=True)
+        (sequence,) = request.sequences([history], streaming=True)
         sequence.rewinds = sequence.keeps_drafter = True
         if sequence.context.earlier is None:
             sequence.context.earlier = self._answers.of(sequence.salt)

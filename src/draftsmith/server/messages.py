@@ -207,7 +207,8 @@ class MessagesAnswer(PartAnswer):
         if kind != "tool_use":
             block[kind] += text
             return [self._delta({"type": f"{kind}_delta", kind: text})]
-        if text and not self._arguments and not text.startswith("{"):  # such a call is not streamed
+        # A call is not streamed if its arguments are no object.
+        if text and not self._arguments and not text.lstrip().startswith("{"):
             text = json.dumps({"": arguments_of(text)})
         self._arguments += text
         return [self._delta({"type": "input_json_delta", "partial_json": text})]

@@ -182,11 +182,16 @@ def text_of(content: str | list[Part] | None) -> str:
 
 
 def arguments_of(arguments: str) -> Any:
-    """Parse JSON text; return the text itself if it is not valid JSON."""
+    """Parse JSON text; return the text itself if it is not valid JSON, or no response may have it.
+
+    Python also reads NaN, and escapes of half a surrogate pair.
+    """
     try:
-        return json.loads(arguments)
+        value = json.loads(arguments)
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return arguments
+    return value
 
 
 FUNCTION = ("name", "description", "parameters", "strict")

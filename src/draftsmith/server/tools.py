@@ -22,6 +22,9 @@ USUAL = "hermes"
 _SYSTEM = [{"role": "system", "content": "SHOWN"}, {"role": "user", "content": "hello"}]
 """A chat that shows whether a template has system messages."""
 
+_ARGUMENT, _VALUE = "argument_5b1e", "SHOWN_5b1e"
+"""An argument of a call that shows how a template writes calls; no tool of a request has them."""
+
 _PROMPT = """You may call functions to help with the request. These are the functions:
 <tools>
 {tools}
@@ -83,7 +86,7 @@ def with_calls(
     if not any(one["role"] == "tool" or one.get("tool_calls") for one in messages):
         return [*messages]
     call = {"id": "123456789", "type": "function",
-            "function": {"name": "f", "arguments": {"x": "SHOWN"}}}  # fmt: skip
+            "function": {"name": "f", "arguments": {_ARGUMENT: _VALUE}}}  # fmt: skip
     chat: list[dict[str, Any]] = [
         {"role": "user", "content": "hello"},
         {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -93,7 +96,7 @@ def with_calls(
     for empty, as_text in product(("", None), (False, True)):
         text = sample(tokenizer, [_in_form(one, empty, as_text) for one in chat], template)
         # A template that writes an object as Python does needs the text.
-        if "SHOWN" in text and "{'x'" not in text:
+        if _VALUE in text and f"{{'{_ARGUMENT}'" not in text:
             *before, last = messages  # a last message may be continued, so its content stays text
             made = [_in_form(one, empty, as_text) for one in before]
             made.append(_in_form(last, last["content"], as_text))
@@ -135,7 +138,7 @@ def forced_call(tools: Sequence[Tool], body: ChatRequest) -> Grammar | None:
     choice = body.tool_choice
     if choice in (None, "auto"):
         return None
-    wanted = None if isinstance(choice, str) or choice is None else choice.function.name
+    wanted = None if isinstance(choice, str) else choice.function.name
     able = [tool for tool in tools if wanted in (None, tool.name)]
     if not able:
         raise Refusal(f"there is no tool {wanted!r:.100}", param="tool_choice")

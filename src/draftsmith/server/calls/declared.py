@@ -11,6 +11,9 @@ from draftsmith.server.calls.source import Call, NoCall, Parser, Source, called
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names of fields with reasoning in response templates."""
 
+_BROKEN = (ValueError, LookupError, AttributeError, TypeError, RecursionError)
+"""Errors of transformers for calls that do not fit a response template."""
+
 
 def declares(tokenizer: Any) -> bool:
     """Return whether the tokenizer declares a response template, which parses answers."""
@@ -19,7 +22,10 @@ def declares(tokenizer: Any) -> bool:
 
 def declared(source: Source, tokenizer: Any, prompt: str, tools: Sequence[Any]) -> Parser[None]:
     """Parse a whole answer with transformers; after a parse error, the rest is text."""
-    parser = tokenizer.get_response_parser(prefix=prompt, tools=list(tools))
+    try:
+        parser = tokenizer.get_response_parser(prefix=prompt, tools=list(tools))
+    except _BROKEN:  # a broken call that the answer continues
+        parser = tokenizer.get_response_parser(prefix="", tools=list(tools))
     field, body = "", ""
     for event in parser.initial_events:
         field = event["field"] if event["type"] != "region_close" else ""
@@ -30,15 +36,15 @@ def declared(source: Source, tokenizer: Any, prompt: str, tools: Sequence[Any]) 
         try:
             events = parser.feed(new)
             events += parser.finalize()[1] if ended else []
-        except (ValueError, RecursionError):  # the rest is text
+        except _BROKEN:
             break
         for event in events:
             field = event["field"]
             if event["type"] == "region_chunk" and event["dirty"]:
                 body += event["text"]
             elif event["type"] == "region_chunk":
-                source.at = source.text.index(event["text"], source.at)
-                source.tell(source.at + len(event["text"]), thought=field in THOUGHTS)
+                source.at, end = _place(source, event["text"])
+                source.tell(end, thought=field in THOUGHTS)
             elif event["type"] == "region_close":
                 if field == "tool_calls":
                     value = event["value"]
@@ -48,12 +54,22 @@ def declared(source: Source, tokenizer: Any, prompt: str, tools: Sequence[Any]) 
                         yield from _text(source)
                         return
                     source.parts += calls
-                    source.at = source.text.index(body, source.at) + len(body)
+                    _, source.at = _place(source, body)
                 field = body = ""
         if ended:
             return
         yield
     yield from _text(source)
+
+
+def _place(source: Source, text: str) -> tuple[int, int]:
+    """Return begin and end of the next text that transformers returns.
+
+    Its first text may begin with an end of the prompt, which transformers had kept back.
+    """
+    while (place := source.text.find(text, source.at)) < 0:
+        text = text[1:]
+    return place, place + len(text)
 
 
 def _text(source: Source) -> Parser[None]:
@@ -65,7 +81,9 @@ def _text(source: Source) -> Parser[None]:
 
 def _call(made: Any) -> Call:
     """Return a call; raise NoCall for one that no response can contain."""
-    function = made.get("function", made)
+    function = made.get("function", made) if isinstance(made, dict) else None
+    if not isinstance(function, dict):
+        raise NoCall
     given = function.get("arguments", {})
     try:
         text = (
