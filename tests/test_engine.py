@@ -437,6 +437,11 @@ def test_filters_of_a_generation_config_may_be_out_of_range(
 ) -> None:
     """transformers checks none of them, and a greedy answer needs none."""
     config = GenerationConfig()
+    config.top_k, config.top_p, config.min_p = 0, 0.0, 0.0
+    monkeypatch.setattr(tiny.model(), "generation_config", config)
+    fresh = Engine.from_pretrained(tiny.model())
+    best = fresh.generate(IDS, max_new_tokens=4).tokens
+    assert fresh.generate(IDS, max_new_tokens=4, temperature=1.0, seed=1).tokens == best
     config.top_k, config.top_p, config.min_p = -1, 1.5, 1.0
     monkeypatch.setattr(tiny.model(), "generation_config", config)
     fresh = Engine.from_pretrained(tiny.model())
@@ -444,6 +449,26 @@ def test_filters_of_a_generation_config_may_be_out_of_range(
     found = sampling(fresh.model, {"temperature": 1.0})
     assert (found.top_k, found.top_p) == (0, 1.0)
     assert 0.999 < found.min_p < 1
+
+
+def test_a_least_number_of_new_tokens_replaces_a_least_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny.model()
+    plain = model.generate(torch.tensor([IDS]), max_new_tokens=20, do_sample=False)[0].tolist()
+    config = GenerationConfig(min_length=len(IDS) + 12, eos_token_id=plain[len(IDS) + 3])
+    monkeypatch.setattr(model, "generation_config", config)
+    for least in (None, 2, 6):
+        wanted = {"max_new_tokens": 20, "min_new_tokens": least}
+        expected = model.generate(torch.tensor([IDS]), do_sample=False, **wanted)[0].tolist()
+        found = Engine.from_pretrained(model).generate(IDS, temperature=0.0, **wanted)
+        assert found.tokens == expected[len(IDS) :]
+
+
+def test_the_seed_after_the_last_one_is_zero(engine: Engine) -> None:
+    asked = {"max_new_tokens": 4, "temperature": 1.0}
+    last = engine.generate(IDS, n=2, seed=2**64 - 1, **asked)
+    assert last[1].tokens == engine.generate(IDS, seed=0, **asked).tokens
 
 
 def test_an_answer_may_cross_an_inference_mode(engine: Engine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import random
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from draftsmith import Engine, Grammar
 from draftsmith.drafters.auto import GRAMMAR
 from draftsmith.errors import GenerationInterrupted, OptionError
 from draftsmith.text.grammar import Grammars, GrammarState
+from draftsmith.text.vocab import Vocabulary
 from installed import bare_names
 from scripted import oracle, random_trees
 
@@ -381,6 +383,42 @@ def test_texts_that_a_tokenizer_normalizes_are_written_as_the_grammar_says() -> 
     result = engine.generate("hello", grammar=Grammar.json_schema({"enum": [name]}))
     assert json.loads(result.text) == name
     assert engine.generate("hello", grammar=Grammar.regex("cafe\u0301")).text == "cafe\u0301"
+
+
+def test_numbers_that_would_get_other_digits_are_refused() -> None:
+    big, long = 1234567890123456789, 0.9042017708477751
+    schemas: list[Any] = [
+        {"const": big}, {"enum": [1, {"a": [big]}]}, {"minimum": big, "maximum": big},
+        {"properties": {"x": {"enum": [long]}}}, {"const": -big},
+    ]  # fmt: skip
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+    for schema in schemas:
+        with pytest.raises(OptionError, match="exactly"):
+            engine.generate("hello", grammar=Grammar.json_schema(schema))
+    for value in (2**53, -5, 0, 0.1, 10**20, 1e22, 123456789.125, True):
+        grammar = Grammar.json_schema({"const": value})
+        text = engine.generate("hello", grammar=grammar, max_new_tokens=400).text
+        assert json.loads(text) == value
+
+
+def test_a_long_constant_costs_its_part_in_each_pass() -> None:
+    """Its own drafts, and the masks of its answer, read no more than a pass can use."""
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+    words = "".join(random.Random(1).choices("the fox says hello ", k=20_000))
+    grammar = Grammar.json_schema({"const": words})
+    spelt, exactly = list[int](), Vocabulary.encode_exactly
+
+    def counted(self: Vocabulary, data: bytes) -> list[int]:
+        spelt.append(len(data))
+        return exactly(self, data)
+
+    for drafter in ("none", "auto"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Vocabulary, "encode_exactly", counted)
+            found = engine.generate("hello", grammar=grammar, drafter=drafter, max_new_tokens=60)
+        assert json.dumps(words).startswith(found.text)
+    assert spelt
+    assert max(spelt) <= 1024
 
 
 def test_the_space_before_a_first_word_is_written_if_a_grammar_has_it() -> None:

@@ -893,6 +893,20 @@ def test_what_is_exchanged_later_is_measured(how: str, llama: Any) -> None:
         assert (handle.stats is None) == (how != "everywhere")
 
 
+def test_angles_that_change_within_an_answer() -> None:
+    """longrope in a class that keeps the keys of the prompt, which have the other angles."""
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0 + n for n in range(8)]}
+    rope = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32}
+    settings = {"max_position_embeddings": 128, "rope_scaling": rope | factors}
+    model = peaked(architectures.build("llama", **settings))
+    for length, new, same_way in ((26, 20, False), (20, 6, True), (40, 20, True)):
+        ids = torch.tensor([architectures.prompt(length)])
+        expected = model.generate(ids, max_new_tokens=new, do_sample=False)
+        with accelerate(model, "copyspec(gamma=1)", budget=4) as handle, QUIET():
+            same(model.generate(ids, max_new_tokens=new, do_sample=False), expected)
+            assert (handle.stats is not None) == same_way
+
+
 def test_a_class_that_prepares_its_passes_is_measured(llama: Any) -> None:
     class Own(type(llama)):  # type: ignore[misc]
         def _update_model_kwargs_for_generation(self, *args: Any, **kwargs: Any) -> Any:

@@ -177,7 +177,9 @@ class Request:
 
     def _for_answer(self, turn: int) -> Request:
         """Return this request with a seed and processors for one of its answers."""
-        seed = None if self.sampling.seed is None else self.sampling.seed + turn
+        seed = self.sampling.seed
+        if seed is not None:
+            seed += turn if seed + turn < 1 << 64 else turn - (1 << 64)
         processors = own(self.sampling.processors)
         return replace(self, sampling=replace(self.sampling, seed=seed, processors=processors))
 
@@ -187,6 +189,8 @@ class Request:
         """Create a sequence with its text; `preceding`: ids decoded before the answer's text."""
         model, drafter, params = self.drafting.model, self.drafting.drafter, self.sampling
         settings = self.settings
+        if params.min_new_tokens:  # takes precedence in `generate`, too
+            settings = {**settings, "min_length": None}
         strings, stop_ids = text.split_stops(model.tokenizer, params.stop)
         stream = None
         if streaming or strings:

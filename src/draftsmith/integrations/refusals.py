@@ -116,6 +116,20 @@ def of_angles(loaded: LoadedModel, longest: int | None) -> str | None:
     return "the longest row of a batch determines the rotary angles of all rows"
 
 
+def of_crossing(loaded: LoadedModel, length: int, longest: int | None) -> str | None:
+    """Why an answer to `length` ids may reach positions with other rotary angles (longrope).
+
+    Phi-3 then computes the text again, as we do. Other classes keep the keys of the prompt.
+    """
+    boundary, prepare = rope_boundary(loaded.config), type(loaded.model)
+    usual = prepare.prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
+    if boundary is None or boundary.grows or not usual or length > boundary.position:
+        return None
+    if longest is not None and longest <= boundary.position:
+        return None
+    return "its rotary angles change within the answer, and generate keeps keys with the old ones"
+
+
 def of_passes(loaded: LoadedModel, generate: Any, *, padded: bool) -> str | None:
     """Why the passes of `generate` differ from the model's alone; compares their logits.
 

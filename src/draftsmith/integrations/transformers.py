@@ -45,7 +45,7 @@ from draftsmith.engine.resources import Resources
 from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.integrations import refusals
-from draftsmith.model.changes import hooks
+from draftsmith.model.changes import hooks, replaced
 from draftsmith.model.exact.find import exactly
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.generation_config import filters
@@ -229,9 +229,9 @@ class Accelerated(AbstractContextManager["Accelerated"]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without what belongs to the model: a copy may change before its use."""
-        own = ("_bound", "_passes", "_binding", "_hooks", "_parts")
+        own = {"_bound", "_passes", "_binding", "_hooks", "_parts"}
         # The method of a model that is copied, too, would be this handle.
-        own += "original", "__wrapped__"
+        own |= {"original", "__wrapped__"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -346,6 +346,9 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             padded = mask is not None and not bool(mask.all())
             if padded or input_ids.shape[0] > 1:
                 reason = refusals.of_angles(self._loaded, stopping_criteria.max_length)
+            else:
+                longest = stopping_criteria.max_length
+                reason = refusals.of_crossing(self._loaded, input_ids.shape[1], longest)
             reason = reason or self._why_other_passes(self._loaded, padded=padded)
         if reason is not None or self._loaded is None:
             self.notice(str(reason))
@@ -405,7 +408,7 @@ def _preparing(model: Any) -> tuple[Any, ...]:
 
 def _parts(model: Any) -> tuple[Any, ...]:
     """Return a key that is equal as long as no module, class or `forward` is exchanged."""
-    return tuple((id(m), type(m), vars(m).get("forward")) for m in model.modules())
+    return tuple((id(module), type(module), replaced(module)) for module in model.modules())
 
 
 class Observer:

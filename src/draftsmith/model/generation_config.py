@@ -60,9 +60,10 @@ def sampling_defaults(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def filters(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the filters of a config as SamplingParams takes them: transformers checks no range."""
+    p = settings.get("top_p")
     return {
         "top_k": max(settings.get("top_k") or 0, 0),
-        "top_p": min(settings.get("top_p") or 1.0, 1.0),
+        "top_p": 1.0 if p is None else min(max(p, nextafter(0.0, 1.0)), 1.0),
         "min_p": min(settings.get("min_p") or 0.0, nextafter(1.0, 0.0)),
     }
 

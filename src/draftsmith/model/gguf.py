@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
+from tokenizers.decoders import ByteLevel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from draftsmith.errors import LoadError, WriteError, first_line
@@ -26,7 +27,7 @@ from draftsmith.model.gguf_config import configured
 from draftsmith.model.gguf_file import File, read_file
 from draftsmith.storage import cache_folder, reading, write_text
 
-FORMAT = 2
+FORMAT = 3
 """Add one where a conversion writes something else, so that files are converted again."""
 _SEAL = "complete.json"
 """Format, and sizes and times of all files. Written last: without it a folder is incomplete."""
@@ -95,6 +96,12 @@ def _read(file: File) -> tuple[Any, Any, dict[str, Any]]:
         tokenizer = AutoTokenizer.from_pretrained(where, **options)
         if getattr(tokenizer, "add_bos_token", file.adds_bos) != file.adds_bos:
             tokenizer.add_bos_token = file.adds_bos  # transformers 4 ignores the file's value
+        for name in ("bos", "eos", "padding"):
+            if (one := file.named(name)) is not None:
+                setattr(tokenizer, f"{name[:3]}_token", one)
+        if file.values.get("tokenizer.ggml.model") == "gpt2":
+            # transformers 4 drops the space before the first word of a text.
+            tokenizer.backend_tokenizer.decoder = ByteLevel()
         config, older = configured(AutoConfig.from_pretrained(where, **options), file)
         if hasattr(transformers, "GgufConfig"):  # if it exists, blocks could stay quantized
             options["quantization_config"] = transformers.GgufConfig(dequantize=True)

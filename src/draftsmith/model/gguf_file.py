@@ -76,6 +76,11 @@ class File:
         ids += [i for token, i in found.items() if token in _ENDS and token not in within]
         return list(dict.fromkeys(i for i in ids if i is not None and i < len(tokens)))
 
+    def named(self, name: str) -> str | None:
+        """Return the token with this role in the metadata; None if there is none."""
+        place, tokens = self._id(name), self.values.get("tokenizer.ggml.tokens") or ()
+        return None if place is None or place >= len(tokens) else str(tokens[place])
+
     def _id(self, name: str) -> int | None:
         """Return the id of a token that the metadata names; None if it does not."""
         key = f"tokenizer.ggml.{name}_token_id"

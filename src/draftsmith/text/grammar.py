@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -38,6 +39,8 @@ DEEPEST = 20_000
 STACK = 512 << 20
 """Stack size, in bytes, for that recursion; usual stacks overflow at a few hundred levels, which
 ends the process."""
+_FORCED = 1024
+"""Most bytes of a text that must follow, of which tokens are made at once."""
 SHORT_ESCAPES = 'nrbtf\\"'
 """JSON escapes with which every character has a single spelling.
 
@@ -147,6 +150,9 @@ class Grammars:
             if levels(grammar.text) > DEEPEST:
                 raise _refusal(grammar, "it is nested too deeply")
             schema = json.loads(grammar.text)
+            if (number := inexact(schema)) is not None:
+                raise _refusal(grammar, f"it has the number {number}, which llguidance does not "
+                               "keep exactly; use a string")  # fmt: skip
             if admits_more_keys(schema):
                 if needs_long_escapes(schema):
                     raise _refusal(grammar, "control characters in a const, an enum or a pattern "
@@ -259,7 +265,7 @@ class Scout:
         return len(self.path) == len(path) and not self.matcher.is_error()
 
     def onward(self) -> tuple[list[int], list[int]]:
-        """Return the tokens that must follow here, and those that may follow after them.
+        """Return the first `FEW` tokens that must follow here, and those that may follow after all.
 
         Either may be empty, the second one if it has more than `FEW` tokens. If some bytes must
         follow but not certain tokens, tokens that write more than these bytes are left out. At the
@@ -268,8 +274,11 @@ class Scout:
         ended = bool(self.path) and self.path[-1] in self.compiled.end_ids
         if ended or self.matcher.is_error():
             return [], []
-        forced = self.matcher.compute_ff_tokens()
+        every = self.matcher.compute_ff_tokens()
+        forced = every[:FEW]
         self.go([*self.path, *forced])
+        if len(forced) < len(every):
+            return forced, []
         if self.matcher.is_stopped():
             return ([] if self.matcher.is_error() else [*forced, self.compiled.end_ids[0]]), []
         mask = self.matcher.compute_bitmask()
@@ -292,6 +301,10 @@ def levels(schema: str) -> int:
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords of mappings from names to schemas."""
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+"""Keywords of numbers."""
+_EXPONENT = 22
+"""Largest power of ten that is a float64."""
 _VALUES = ("const", "enum", "default", "examples")
 """Keywords of values that are no schemas."""
 
@@ -320,6 +333,25 @@ def admits_more_keys(schema: Any) -> bool:
         > 1
         for one in schemas(schema)
     )
+
+
+def inexact(schema: Any) -> float | None:
+    """Return a number in a schema that may get other digits in an answer; None: there is none.
+
+    llguidance reads numbers by a product of a float64 and a power of ten, both rounded.
+    """
+    for one in schemas(schema):
+        waiting = [one.get(name) for name in ("const", "enum")]
+        waiting += [value for name in _BOUNDS if isinstance(value := one.get(name), int)]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, dict | list):
+                waiting += value.values() if isinstance(value, dict) else value
+            elif isinstance(value, int | float):
+                _, digits, exponent = Decimal(repr(value + 0)).normalize().as_tuple()
+                if int("".join(map(str, digits))) > 1 << 53 or abs(int(exponent)) > _EXPONENT:
+                    return value
+    return None
 
 
 def needs_long_escapes(schema: Any) -> bool:
@@ -413,7 +445,8 @@ class _Spelt:
         self.special_token_ids = sorted(names)
 
     def __call__(self, text: bytes) -> list[int]:
-        return self.encode(text)
+        # The next token and a draft need no more; a text may be as long as a request.
+        return self.encode(text[:_FORCED])
 
 
 def _library() -> Any:
