@@ -6,9 +6,10 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -31,6 +32,7 @@ from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.lab.bench.templates import TEMPLATES
 from draftsmith.lab.corpus.index import write_index
 from draftsmith.lab.lines import Finished
+from draftsmith.text.vocab import fingerprint
 from tiers import slow_after
 
 call = partial(command.call, "bench")
@@ -279,9 +281,36 @@ def test_a_journal_is_of_one_version_tokenizer_and_corpus(
     monkeypatch.setattr("draftsmith.lab.bench.sweep.__version__", "99")
     assert [again("copyspec"), again("copyspec")] == [True, False]
     for documents in ([[1, 2, 3]], [[1, 2, 4]]):
-        write_index(folder, documents, vocabulary="v", examples=1, model="toy")
+        vocabulary = fingerprint(tiny.tokenizer(300))
+        write_index(folder, documents, vocabulary=vocabulary, examples=1, model="toy")
         for spec in (f"retrieval(corpus='{folder}')", f"copyspec+retrieval(corpus='{folder}')"):
             assert [again(spec), again(spec)] == [True, False]
+
+
+def test_a_corpus_must_have_the_vocabulary_of_the_records(tmp_path: Path) -> None:
+    tiny.tokenizer().save_pretrained(tmp_path / "tiny")
+    write_index(tmp_path / "c", [[1, 2, 3, 250]], vocabulary="other", examples=1, model="toy")
+    drafter = parse(f"copyspec+retrieval(corpus='{tmp_path / 'c'}')")
+    texts = Record("x", "x", prompt="the quick", output="the quick brown", tokenizer="tiny")
+    ids = Record("y", "x", prompt_ids=(1, 2), output_ids=(3, 4, 5))
+    with pytest.raises(OptionError, match="another vocabulary, that of toy"):
+        sweep([texts], [drafter], Replayer(Encoding((tmp_path,))))
+    (done,) = sweep([ids], [drafter], Replayer(Encoding())).done  # nothing is known of its ids
+    assert done.replay.stats.tokens == 3
+
+
+def test_a_drafter_of_ones_own_may_name_a_file_corpus_and_fail() -> None:
+    @dataclass(frozen=True, repr=False)
+    class Notes(Drafter):
+        corpus: str
+        name: ClassVar[str] = "notes"
+
+        def open(self, ctx: Context) -> Any:  # noqa: ARG002
+            raise LoadError(f"there is no file {self.corpus}")
+
+    record = Record("y", "x", prompt_ids=(1, 2), output_ids=(3, 4, 5))
+    with pytest.raises(LoadError, match="there is no file"):
+        sweep([record], [Notes("notes.txt")], Replayer(Encoding()))
 
 
 def test_a_foreign_file_is_not_appended_to(folder: Path) -> None:

@@ -172,6 +172,20 @@ def test_files_of_one_setting_are_put_together() -> None:
         assert dict(facts(made))["Prompts"] == said
 
 
+def test_answers_count_as_the_same_where_they_were_compared_with_this_baseline() -> None:
+    alone = SETTINGS | {"arms": ["copyspec@4", "copyspec@8"]}
+    others = [row(arm, n, 1.0, settings=alone) for arm in alone["arms"] for n in range(5)]
+    (made,) = sections([[one for one in rows() if not one.arm.startswith("copy")], others])
+    assert [one.compared for one in made.whole] == [0, 5, 0, 0]
+
+
+def test_answers_of_one_token_have_no_later_ones() -> None:
+    (made,) = sections([[row("none", 1, 1.0, tokens=1)]])
+    assert "nan" not in markdown([made])
+    (made,) = sections([[row("none", 1, 1.0, tokens=1), row("none", 2, 1.9, tokens=10)]])
+    assert made.whole[0].token_ms == pytest.approx(190)
+
+
 def test_other_prompts_of_the_same_ids_are_kept_apart() -> None:
     others = rows(prompt_ids=[3, 4], settings=SETTINGS | {"prompts": "5 (other)"})
     assert [made.whole[0].prompts for made in sections([rows(), others])] == [5, 5]

@@ -294,6 +294,11 @@ def test_unknown_arms(text: str, error: type[Exception], message: str) -> None:
 def test_arms_by_name(model: LoadedModel) -> None:
     spec = parse_arm(" copyspec( gamma = 3 ) @ 8 ")
     assert (spec.name, spec.budget) == ("copyspec(gamma=3)@8", 8)
+    spec = parse_arm("draft_model(model='a small@model')@8")
+    assert (str(spec.drafter).split(",")[0], spec.budget) == (
+        "draft_model(model='a small@model'", 8,
+    )  # fmt: skip
+    assert parse_arm("draft_model(model=me@host)").budget == "auto"
     assert parse_arm("auto").budget == "auto"
     assert parse_arm("auto", "drafter").budget == "drafter"
     assert parse_arm("hf:assisted(model=/some/where/small)").name == "hf:assisted(model=small)"
@@ -424,7 +429,7 @@ def test_a_dictated_answer_must_be_there_and_be_the_models(model: LoadedModel) -
     assert wrong[1].startswith("t/2: token id 1000000 of the answer is not in")
     assert {row.id for row in file.rows} == {"t/1"}
     asked = [replace(bare, output_ids=(5, model.tokenizer.eos_token_id, 6))]
-    with pytest.raises(UnsupportedError, match="none did not give the dictated answer"):
+    with pytest.raises(LoadError, match="end token before its end"):
         go(plan_of(model, "none", records=asked, dictate=True))
 
 

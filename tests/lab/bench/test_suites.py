@@ -99,6 +99,8 @@ def test_every_choice_of_a_logged_call_is_a_record(tmp_path: Path) -> None:
     assert found == [("a/0", "p", "t0"), ("a/1", "p", "t1"), ("a/2", "q", "t2"), ("a/3", "q", "t3")]
     ids = one(tmp_path, {"request": {"prompt": [5, 6]}, "response": {"choices": [{"text": "x"}]}})
     assert (ids.prompt_ids, ids.prompt, ids.output) == ((5, 6), None, "x")
+    echoed = {"prompt": "ask", "echo": True}, {"choices": [{"text": "ask and say"}]}
+    assert one(tmp_path, dict(zip(("request", "response"), echoed))).output == " and say"  # noqa: B905
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,7 @@ def test_every_choice_of_a_logged_call_is_a_record(tmp_path: Path) -> None:
         ("x", {"choices": [SAID]}, "not JSON"),
         ({}, {"choices": [SAID]}, "there is no prompt"),
         ({"prompt": ["a", "b"]}, {"choices": [{"text": "x"}]}, "1 choices for 2 prompts"),
+        (ASKED, {"choices": [{"message": {"content": "x", "reasoning_content": "y"}}]}, "thoughts"),
     ],
 )
 def test_what_is_wrong_in_a_logged_call_is_named(

@@ -18,6 +18,7 @@ from draftsmith.lab.train.recipe import Texts
 from draftsmith.lab.train.texts import held_out_stream, sequences, stream
 from draftsmith.lab.train.trainable import free_tokens, open_trainable
 from draftsmith.model.adaptive import AdaptiveTokens
+from draftsmith.model.load import read_model
 
 END, PREFIX, SUFFIX, MIDDLE = 1, 7, 8, 9
 """Markers of the built-in model's tokenizer."""
@@ -89,6 +90,16 @@ def test_reserved_tokens_are_free() -> None:
     table = trainable.model.get_input_embeddings().weight
     first, second = (table[token] for token in trainable.tokens)
     assert torch.equal(first, second), "a token that means nothing begins as the mean of all"
+
+
+def test_a_token_that_was_trained_before_keeps_its_row() -> None:
+    source = str(builtin.path("edit-7m-sdsat"))
+    known = AdaptiveTokens.load(source)
+    assert known is not None
+    before = read_model(source, {}, "float32").get_input_embeddings().weight
+    again = open_trainable(source, len(known.tokens), tokens=known.tokens)
+    table = again.model.get_input_embeddings().weight
+    assert torch.equal(table[list(known.tokens)], before[list(known.tokens)])
 
 
 def test_drafts_by_depth_against_a_model_that_counts() -> None:

@@ -155,6 +155,10 @@ def test_held_out_text_is_cut_out_and_no_other() -> None:
     short = " ".join(WORDS.split()[:29]) + " and then something else\n"
     assert held_out.remove(short) == [short]
     assert HeldOut([]).remove(WORDS) == [WORDS]
+    # Scripts without spaces between words, and other words beside them.
+    chinese = "".join(chr(0x4E00 + n) for n in range(400))
+    assert HeldOut([chinese]).remove("new words " * 200 + chinese) == ["new words " * 200]
+    assert HeldOut([chinese]).remove(chinese[::-1]) == [chinese[::-1]]
     # A short text is one run.
     assert HeldOut(["a b c"]).remove(" a  b c ") == []
     assert HeldOut(["a b c"]).remove("a b d") == ["a b d"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -15,6 +16,9 @@ from draftsmith.errors import DrafterError, OptionError, UnknownName
 from draftsmith.lab.bench import peers
 from draftsmith.lab.bench.answer import Answer, Ask
 from draftsmith.model.loaded import LoadedModel
+
+_SPACE = re.compile(r"""('[^']*'|"[^"]*")|\s+""")
+"""Space between the words of a specification; or a quoted text, as the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,11 @@ def parse_arm(text: str, budget: BudgetSpec = "auto") -> Spec:
     if text.startswith(peers.PREFIX):
         name, peer = peers.parse(text, known)
         return Spec(name, peer=peer)
-    text = "".join(text.split())
-    spec, marked, own = text.partition("@")
-    if marked:
+    text = _SPACE.sub(lambda found: found[1] or "", text)
+    spec, marked, own = text.rpartition("@")
+    if ")" in own or not marked:  # an address within an option
+        spec = text
+    else:
         try:
             budget = checked_budget(own)
         except OptionError as error:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from draftsmith import builtin
+from draftsmith.drafters.corpus.files import Header
 from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName, first_line
 from draftsmith.lab.bench.records import Message, Record
 from draftsmith.lab.bench.templates import TEMPLATES, Piece, Template
@@ -16,6 +17,8 @@ from draftsmith.storage import digest, expanded
 from draftsmith.text.tokenizer import encode, read_bare, render_chat
 from draftsmith.text.vocab import fingerprint
 
+_UNKNOWN = 1 << 24
+"""Least number of ids of a vocabulary of which only some ids are known."""
 _CHECKED = 20
 """Number of records with answers that are encoded and decoded, to detect a wrong tokenizer."""
 
@@ -43,6 +46,8 @@ class Encoder:
     vocab_size: int
     vocabulary: str
     """Fingerprint of the tokenizer and its template."""
+    fingerprint: str | None = None
+    """Fingerprint of its vocabulary (`text.vocab`); None if it is unknown."""
 
     def prompt(self, record: Record) -> tuple[int, ...]:
         """Return the ids of the prompt."""
@@ -79,7 +84,7 @@ class Encoding:
             what = "prompt" if not prompt else "output"
             raise PromptError(f"record {record.id}: the {what} has no tokens")
         largest = max(*prompt, *answer)
-        vocab_size = encoder.vocab_size if encoder else largest + 1
+        vocab_size = encoder.vocab_size if encoder else max(largest + 1, _UNKNOWN)
         if largest >= vocab_size:
             raise OptionError(
                 f"record {record.id} has token id {largest}, but the tokenizer {self._name(record)}"
@@ -91,6 +96,16 @@ class Encoding:
         """Return the fingerprint of the record's tokenizer; None if it needs none."""
         encoder = self._encoder(record)
         return None if encoder is None else encoder.vocabulary
+
+    def check_corpus(self, record: Record, header: Header, drafter: str) -> None:
+        """Raise OptionError for a drafter with a corpus of another vocabulary than a record's."""
+        encoder = self._encoder(record)
+        known = None if encoder is None else encoder.fingerprint
+        if known is not None and known != header.vocabulary:
+            raise OptionError(
+                f"{drafter}: the corpus was built for another vocabulary, that of {header.model}, "
+                f"than the tokenizer {self._name(record)}"
+            )
 
     def check(self, records: Iterable[Record]) -> None:
         """Raise OptionError if most answers change when they are encoded and decoded.
@@ -194,6 +209,7 @@ def _own(source: str, template: Template | None) -> Encoder:
         chat=partial(render_chat, tokenizer) if template is None else template.render,
         end=[] if end is None else [end],
         vocab_size=len(tokenizer),
+        fingerprint=fingerprint(tokenizer),
         vocabulary=digest(
             [
                 fingerprint(tokenizer) if backend is None else backend.to_str(),

@@ -112,6 +112,8 @@ def _api_log(item: Item, suite: str, number: int) -> list[Record]:
     records = []
     for index, answer in enumerate(answers):
         asked = prompts[index * len(prompts) // len(answers)]
+        if request.get("echo") and isinstance(asked, str):
+            answer = answer.removeprefix(asked)
         kind = "prompt_ids" if isinstance(asked, list) else "prompt"
         identity = name if len(answers) == 1 else f"{name}/{index}"
         line = known | {kind: asked, "output": answer, "id": identity}
@@ -141,6 +143,8 @@ def _answers(response: Any) -> list[str]:
             said = choice.get("message") or choice.get("delta") or choice
             if said.get("tool_calls") or said.get("function_call"):
                 raise Wrong(TOOLS)
+            if said.get("reasoning_content") or said.get("reasoning"):
+                raise Wrong("it has thoughts, and a record cannot have them")
             text = said.get("text") if said is choice else said.get("content")
             index = choice.get("index", place)
             if isinstance(text, str):

@@ -177,9 +177,9 @@ class ResultFile:
 
     def add(self, row: Generation) -> None:
         """Store a row, immediately on disk."""
-        self.rows.append(row)
         if self._lines is not None:
             self._lines.add(row.as_dict())
+        self.rows.append(row)
 
     def rewrite(self) -> None:
         """Write all rows again after they were completed; the old file stays until that is done."""

@@ -77,13 +77,13 @@ def _cards(section: Section, plots: Plots, cost: CostTable | None) -> Iterator[s
     found = [
         ("Speed-up", f"Tokens per second over {section.baseline}; bars: 95 % intervals.",
          plots.speedups(), ""),
-        ("Where the time goes", "Milliseconds per token.", plots.time(), legend(phases)),
+        ("Where the time goes", "Milliseconds per token, the mean over all runs.", plots.time(), legend(phases)),
         ("Tokens per pass", "Against draft tokens sent along with a pass; dashed: transformers, "
          "which does not report its drafts.", plots.width(), ""),
         ("Accepted by position", "Share of the drafts that reached a position and were accepted "
          "that far.", plots.depth(), ""),
         ("Accepted by source", "Of the tokens that each source drafted.", plots.source(), ""),
-        ("Accepted against passes", "One dot per answer; many passes are a long answer.",
+        ("Accepted against passes", "One dot per prompt; many passes are a long answer.",
          plots.passes(), ""),
     ]  # fmt: skip
     if cost is not None:

@@ -252,7 +252,7 @@ class Plots:
             if points and s.accepted_share:
                 look = {"color": self.colour[s.arm], "mfc": self.fill(s.arm)}
                 lines.append((points, "o", look | {"alpha": 0.6, "markersize": 4}))
-        label = "accepted tokens per pass against passes, one dot per answer"
+        label = "accepted tokens per pass against passes, one dot per prompt"
         return draw_lines(label, lines, xlabel="passes", ylabel="accepted tokens per pass")
 
     def time(self) -> str:

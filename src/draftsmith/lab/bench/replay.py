@@ -192,8 +192,9 @@ def replay(
     while not sequence.finished:
         step([sequence], target)
     sequence.end_drafter()
-    if sequence.drafter_error is not None:
-        raise sequence.drafter_error
+    for error in (sequence.error, sequence.drafter_error):
+        if error is not None:
+            raise error
     if sequence.ids[sequence.prompt_length :] != list(answer):
         raise AssertionError("the replay did not reproduce the recording")
     places = range(sequence.prompt_length, len(sequence.ids))

@@ -36,7 +36,7 @@ def cells(summary: Summary, baseline: str) -> list[str]:
         f"{summary.tokens_per_pass:.2f}",
         "" if summary.drafted_per_pass is None else f"{summary.drafted_per_pass:.2f}",
         f"{summary.first_token_ms:.0f} ms",
-        f"{summary.token_ms:.2f} ms",
+        "" if math.isnan(summary.token_ms) else f"{summary.token_ms:.2f} ms",
         same(summary, own),
         "" if summary.peak_mib is None else f"{summary.peak_mib:,.0f} MiB",
     ]

@@ -147,7 +147,7 @@ def answered(arm: Arm, ask: Ask) -> Answer:
         why = (
             "generation_config forbids a token or ends it sooner; change it, or leave out --dictate"
         )
-        raise UnsupportedError(f"{arm.name} did not give the dictated answer: {why}")
+        raise UnsupportedError(f"{arm.name} did not give a dictated answer: {why}")
     return answer
 
 
@@ -183,6 +183,8 @@ def asked(plan: RunPlan, record: Record, run: int) -> Ask:
         answer = (*text.encode(model.tokenizer, record.output), *end_ids(model)[:1])
     if not answer:
         raise PromptError("the record has no answer that could be dictated")
+    if set(answer[:-1]) & set(end_ids(model)):
+        raise PromptError("the answer has an end token before its end")
     if max(answer) >= model.vocab_size:
         raise PromptError(f"token id {max(answer)} of the answer is not in this model's vocabulary")
     return Ask(ids, min(limit, len(answer)), sampling, Dictated(len(ids), answer))

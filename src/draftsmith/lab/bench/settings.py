@@ -11,9 +11,10 @@ import torch
 
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters import bigrams
-from draftsmith.lab.bench.arms import SAMPLED
+from draftsmith.lab.bench.arms import SAMPLED, Ours
 from draftsmith.lab.bench.machine import linear_layers, machine
 from draftsmith.lab.bench.run import RunPlan
+from draftsmith.lab.bench.sweep import corpora
 from draftsmith.lab.fingerprint import fingerprint
 from draftsmith.model.devices import name_of
 from draftsmith.model.loaded import last_part
@@ -31,6 +32,8 @@ def settings(plan: RunPlan, **more: Any) -> dict[str, Any]:
     answers = [[r.output, r.output_ids] for r in records]
     usual, own = SamplingParams(), plan.sampling
     filters = {n: getattr(own, n) for n in SAMPLED if getattr(own, n) != getattr(usual, n)}
+    ours = [arm.engine.drafter for arm in plan.arms if isinstance(arm, Ours)]
+    read = [header.sums for drafter in ours for header in corpora(drafter)]
     return {
         "model": last_part(model.name),
         "weights": fingerprint(model),
@@ -47,6 +50,7 @@ def settings(plan: RunPlan, **more: Any) -> dict[str, Any]:
         "warmup": plan.warmup,
         **({"dictated": digest(answers)} if plan.dictate else {}),
         "budgets": [arm.budget for arm in plan.arms],
+        **({"corpora": digest(read)} if read else {}),
         **({} if bigrams.load(model.facts) is None else {"tuned": "auto"}),
         **more,
         "machine": machine(),

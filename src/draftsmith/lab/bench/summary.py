@@ -182,7 +182,9 @@ def _section(rows: list[Generation]) -> Section:
     for suite, of in suites.items():
         by_arm = {arm: [row for row in of if row.arm == arm] for arm in arms}
         base = paces(by_arm[baseline])
-        tables[suite] = [_summary(found, base, suite) for found in by_arm.values() if found]
+        tables[suite] = [
+            _summary(found, baseline, base, suite) for found in by_arm.values() if found
+        ]
     return Section(rows[0].settings, baseline, rows, tables)
 
 
@@ -231,15 +233,19 @@ def without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _summary(rows: list[Generation], base: dict[str, Pace], suite: str | None) -> Summary:
+def _summary(
+    rows: list[Generation], baseline: str, base: dict[str, Pace], suite: str | None
+) -> Summary:
     first = rows[0]
     own = paces(rows)
     both = [(own[name], base[name]) for name in own if name in base and base[name][0]]
     passes, tokens = sum(r.passes for r in rows), sum(len(r.output_ids) for r in rows)
     stats = [s for r in rows if (s := r.stats) is not None]
     whole = total(stats) if len(stats) == len(rows) else None
-    later = [(r.seconds - r.first_token_seconds) / max(1, len(r.output_ids) - 1) for r in rows]
-    compared = [row for row in rows if row.compared]
+    later = [(r.seconds - r.first_token_seconds) / (n - 1) for r in rows
+             if (n := len(r.output_ids)) > 1]  # fmt: skip
+    # A run without this baseline compared its answers with another arm's.
+    compared = [row for row in rows if row.compared and baseline in row.settings.get("arms", ())]
     gaps = [row.gap for row in compared if row.gap is not None]
     peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
     return Summary(
@@ -256,7 +262,7 @@ def _summary(rows: list[Generation], base: dict[str, Pace], suite: str | None) -
         speedup=interval(both, speed_ratio) if both else Interval(*[float("nan")] * 3),
         macro_speedup=fmean(speed_ratio([unit]) for unit in both) if both else float("nan"),
         first_token_ms=1e3 * median(row.first_token_seconds for row in rows),
-        token_ms=1e3 * median(later),
+        token_ms=1e3 * median(later) if later else math.nan,
         passes=passes,
         tokens_per_pass=tokens / passes if passes else 0.0,
         drafted_per_pass=whole.drafted / passes if whole is not None and passes else None,

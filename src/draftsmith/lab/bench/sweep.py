@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -16,6 +18,8 @@ import torch
 from draftsmith import __version__
 from draftsmith.core.drafter import Drafter
 from draftsmith.drafters.corpus.files import Header
+from draftsmith.drafters.retrieval import Retrieval
+from draftsmith.drafters.spectra import Spectra
 from draftsmith.errors import DraftsmithError, LoadError, PromptError
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.records import Record
@@ -105,7 +109,10 @@ def sweep(
     replayer.encoding.check(answered)
     finished = finished or Finished()
     keys = [digest([asdict(record), replayer.settings(record)]) for record in answered]
-    names = {str(drafter): [str(drafter), *_corpora(drafter)] for drafter in drafters}
+    for drafter, header in ((d, h) for d in drafters for h in corpora(d)):
+        for record in answered:
+            replayer.encoding.check_corpus(record, header, str(drafter))
+    names = {str(d): [str(d), *(h.sums for h in corpora(d)), *_code(d)] for d in drafters}
     jobs = [
         (number, record, missing)
         for number, (record, key) in enumerate(zip(answered, keys, strict=True))
@@ -133,12 +140,22 @@ def sweep(
     return result
 
 
-def _corpora(drafter: Drafter) -> Iterator[dict[str, int]]:
-    """Yield the checksums of the corpora that a drafter, or a part of it, uses."""
-    if (folder := getattr(drafter, "corpus", None)) is not None:
-        yield Header.load(expanded(folder)).sums
+def corpora(drafter: Drafter) -> Iterator[Header]:
+    """Yield the headers of the corpora that a drafter, or a part of it, uses."""
+    if isinstance(drafter, Retrieval | Spectra) and drafter.corpus is not None:
+        yield Header.load(expanded(drafter.corpus))
     for part in getattr(drafter, "drafters", ()):
-        yield from _corpora(part)
+        yield from corpora(part)
+
+
+def _code(drafter: Drafter) -> Iterator[str]:
+    """Yield digests of the modules of a drafter, or a part of it, that are not draftsmith's."""
+    module = sys.modules[type(drafter).__module__]
+    if not module.__name__.startswith("draftsmith."):
+        with suppress(OSError, TypeError):  # it has no file
+            yield digest(inspect.getsource(module))
+    for part in getattr(drafter, "drafters", ()):
+        yield from _code(part)
 
 
 def _run(

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 RUN = 30
 """ours: words in a row that two texts share only if they have a common source."""
-_WORD = re.compile(r"\S+")
+_JOINED = r"\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_WORD = re.compile(rf"[{_JOINED}]|[^\s{_JOINED}]+")
+"""A word; or a character of a script without spaces between words (Chinese, Japanese)."""
 
 
 class HeldOut:

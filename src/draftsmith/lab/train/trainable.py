@@ -14,6 +14,7 @@ from transformers import PretrainedConfig
 
 from draftsmith import builtin
 from draftsmith.errors import OptionError, UnsupportedError
+from draftsmith.model.adaptive import AdaptiveTokens
 from draftsmith.model.capabilities import Capabilities
 from draftsmith.model.load import read_config, read_model, read_tokenizer
 from draftsmith.model.loaded import LoadedModel
@@ -120,7 +121,9 @@ def open_trainable(
         chosen = _added(count, model, tokenizer)
     else:
         chosen = _found(count, model, tokenizer, source)
-    _blank(model, chosen)
+    known = AdaptiveTokens.load(source)
+    trained = () if known is None else known.tokens
+    _blank(model, [token for token in chosen if token not in trained])
     untested = Capabilities("plain", "eager", "none")
     return Trainable(LoadedModel(model, tokenizer, untested, source), dtype, chosen)
 
