@@ -59,6 +59,23 @@ def test_a_response_calls_tools_and_takes_what_they_gave(ask: Ask) -> None:
     assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
 
 
+def test_text_between_calls_comes_back_as_one_message(ask: Ask) -> None:
+    say = {"type": "message", "role": "assistant"}
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "1", "output": "5"}
+    text = [{"type": "output_text", "text": " and wait."}]
+    history = [USER, say | {"content": "I call"}, call, say | {"content": text}, result]
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if m.tool_calls %}" \
+               "{{ m.tool_calls | tojson }}{% endif %}{% endfor %}"  # fmt: skip
+    answer = ask(RESPONSES, template, "so", input=history, tools=[TOOL]).json()
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    messages = [USER, {"role": "assistant", "content": "I call and wait.", "tool_calls": calls},
+                {"role": "tool", "content": "5", "tool_call_id": "1"}]  # fmt: skip
+    tools = [{"type": "function", "function": FUNCTION}]
+    chat = ask(CHAT, template, "so", messages=messages, tools=tools).json()
+    assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
 def test_a_response_can_follow_a_schema(ask: Ask) -> None:
     schema = {"type": "array", "items": {"const": 7}, "minItems": 2, "maxItems": 2}
     form = {"format": {"type": "json_schema", "name": "sevens", "schema": schema}}

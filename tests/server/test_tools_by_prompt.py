@@ -108,6 +108,46 @@ def test_words_of_the_tools_do_not_look_like_a_call() -> None:
     assert shown[1]["tool_calls"][0]["function"]["arguments"] == '{"x": "é"}'
 
 
+TWO = {**CALL, "tool_calls": [
+    {"id": one, "type": "function", "function": {"name": name, "arguments": {"x": one}}}
+    for one, name in (("a", "f"), ("b", "g"))
+]}  # fmt: skip
+BOTH = [USER, TWO, *({**RESULT, "content": text, "tool_call_id": one}
+                     for one, text in (("b", "B"), ("a", "A"))), USER]  # fmt: skip
+ONE_ONLY = TEMPLATE.replace(
+    CALLS, "<f>{{ m.tool_calls[0].function.arguments.values() | join }}</f>"
+).replace("CONDITION", "m.tool_calls")
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_calls_are_shown_one_by_one_by_templates_that_show_one(refuses: bool) -> None:
+    """gpt-oss's shows the first one, Llama 3.1's refuses several."""
+    template = ONE_ONLY
+    if refuses:
+        check = "{% if m.tool_calls|length > 1 %}{{ raise_exception('one') }}{% endif %}"
+        template = template.replace("%}", "%}" + check, 1)
+    shown = "<user>hello<f>a</f><tool>A<f>b</f><tool>B<user>hello"
+    assert rendered(template, BOTH, []) == shown
+    every = of_calls("{{ c.function.arguments.values() | join }}")
+    assert rendered(every, BOTH, []) == "<user>hello<f>a</f><f>b</f><tool>B<tool>A<user>hello"
+
+
+def test_results_have_the_names_of_their_calls() -> None:
+    template = of_calls("{{ c.function.arguments.values() | join }}").replace(
+        "{{ m.content }}", "{{ m.name }}", 1
+    )
+    assert "<tool>g<tool>f" in rendered(template, BOTH, [])
+
+
+def test_arguments_that_were_cut_off_are_shown_by_templates_that_read_objects() -> None:
+    template = of_calls("{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}")
+    cut = copy.deepcopy(CALL)
+    cut["tool_calls"][0]["function"]["arguments"] = '{"x": "a'
+    assert '<f>={"x": "a</f>' in rendered(template, [USER, cut, RESULT], [])
+    template = of_calls("{{ c.function.arguments }}")
+    assert '<f>{"x": "a</f>' in rendered(template, [USER, cut, RESULT], [])
+
+
 def test_ids_of_nine_letters_and_digits_stay() -> None:
     template = "{{ 'length != 9' }}" + of_calls("{{ c.id }}{{ c.function.arguments }}")
     call = {**CALL, "tool_calls": [{**CALL["tool_calls"][0], "id": "abcDEF123"}]}

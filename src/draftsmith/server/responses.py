@@ -147,7 +147,12 @@ def _messages(body: ResponsesRequest, ignored: Ignored) -> list[Message]:
         if kind == "message":
             ignored.parts(item.get("content"), f"{where}.content")
             given = {name: item[name] for name in _ITEMS[kind] if name in item}
-            made.append(Message.of(given, where))
+            message, last = Message.of(given, where), made[-1] if made else None
+            both = message.role == "assistant" and last is not None and last.role == "assistant"
+            if both and last is not None and last.tool_calls and not thoughts:
+                last.content = text_of(last.content) + text_of(message.content)
+            else:
+                made.append(message)
         elif is_call and (thoughts or not made or made[-1].role != "assistant"):
             made.append(Message(role="assistant", content=""))
         if thoughts:

@@ -7,7 +7,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from itertools import product
+from functools import partial
+from itertools import product, takewhile
 from typing import Any
 
 from draftsmith.server.calls.formats import FORMATS
@@ -85,26 +86,67 @@ def with_calls(
     """
     if not any(one["role"] == "tool" or one.get("tool_calls") for one in messages):
         return [*messages]
-    call = {"id": "123456789", "type": "function",
-            "function": {"name": "f", "arguments": {_ARGUMENT: _VALUE}}}  # fmt: skip
-    chat: list[dict[str, Any]] = [
-        {"role": "user", "content": "hello"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": "1", "name": "f", "tool_call_id": call["id"]},
-    ]
     written, refused = str(getattr(tokenizer, "chat_template", None) or ""), True
     for empty, as_text in product(("", None), (False, True)):
-        text = sample(tokenizer, [_in_form(one, empty, as_text) for one in chat], template)
+        form = partial(_in_form, empty=empty, as_text=as_text)
+        text = sample(tokenizer, [*map(form, _chat(1))], template)
         # A template that writes an object as Python does needs the text.
         if _VALUE in text and f"{{'{_ARGUMENT}'" not in text:
-            *before, last = messages  # a last message may be continued, so its content stays text
-            made = [_in_form(one, empty, as_text) for one in before]
-            made.append(_in_form(last, last["content"], as_text))
-            return [*map(_with_short_ids, made)] if "length != 9" in written else made
+            named = _with_names(messages)
+            if any(len(one.get("tool_calls") or ()) > 1 for one in named):
+                text = sample(tokenizer, [*map(form, _chat(2))], template)
+                named = named if text.count(_VALUE) > 1 else _one_by_one(named)
+            *before, last = named  # a last message may be continued, so its content stays text
+            made = [*map(form, before), _in_form(last, last["content"], as_text)]
+            if "length != 9" in written:
+                made = [*map(_with_short_ids, made)]
+            cut = not as_text and any(map(_has_odd_arguments, made))
+            if cut and not sample(tokenizer, made, template):
+                made = [*map(_with_objects, made)]
+            return made
         refused &= not text
     if refused and "tool_calls" in written:  # it may take the messages at hand
         return [*messages]
     return _as_text(messages)
+
+
+def _chat(count: int) -> list[dict[str, Any]]:
+    """Return a chat with calls that show how a template writes them."""
+    ids = [f"{n}23456789" for n in range(1, 1 + count)]
+    function = {"name": "f", "arguments": {_ARGUMENT: _VALUE}}
+    calls = [{"id": one, "type": "function", "function": function} for one in ids]
+    results = [{"role": "tool", "content": "1", "name": "f", "tool_call_id": one} for one in ids]
+    called = {"role": "assistant", "content": "", "tool_calls": calls}
+    return [{"role": "user", "content": "hello"}, called, *results]
+
+
+def _with_names(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages in which results have the names of their calls; clients send ids."""
+    names, made = dict[str, str](), list[dict[str, Any]]()
+    for message in messages:
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
+        own = names.get(message.get("tool_call_id", ""))
+        named = message["role"] == "tool" and own is not None and "name" not in message
+        made.append({**message, "name": own} if named else message)
+    return made
+
+
+def _one_by_one(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with a message for each call, followed by its result."""
+    made, later = list[dict[str, Any]](), [*messages]
+    while later:
+        message = later.pop(0)
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            made.append(message)
+            continue
+        results = [*takewhile(lambda one: one["role"] == "tool", later)]
+        for number, call in enumerate(calls):
+            own = [one for one in results if one.get("tool_call_id") == call["id"]]
+            begin = message if not number else {"role": message["role"], "content": ""}
+            made += [{**begin, "tool_calls": [call]}, *own]
+            later = [one for one in later if not any(one is taken for taken in own)]
+    return made
 
 
 def _in_form(message: dict[str, Any], empty: str | None, as_text: bool) -> dict[str, Any]:
@@ -119,6 +161,21 @@ def _in_form(message: dict[str, Any], empty: str | None, as_text: bool) -> dict[
         given = call["function"]["arguments"]
         if as_text and not isinstance(given, str):
             call["function"]["arguments"] = json.dumps(given, ensure_ascii=False)
+    return made
+
+
+def _has_odd_arguments(message: dict[str, Any]) -> bool:
+    """Return whether arguments of a call are no object, as those that were cut off."""
+    calls = message.get("tool_calls") or ()
+    return any(not isinstance(call["function"]["arguments"], dict) for call in calls)
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message in which the arguments of calls are objects."""
+    made = deepcopy(message)
+    for call in made.get("tool_calls") or ():
+        given = call["function"]["arguments"]
+        call["function"]["arguments"] = given if isinstance(given, dict) else {"": given}
     return made
 
 

@@ -77,7 +77,8 @@ def _cards(section: Section, plots: Plots, cost: CostTable | None) -> Iterator[s
     found = [
         ("Speed-up", f"Tokens per second over {section.baseline}; bars: 95 % intervals.",
          plots.speedups(), ""),
-        ("Where the time goes", "Milliseconds per token, the mean over all runs.", plots.time(), legend(phases)),
+        ("Where the time goes", "Milliseconds per token, the mean over all runs.", plots.time(),
+         legend(phases)),
         ("Tokens per pass", "Against draft tokens sent along with a pass; dashed: transformers, "
          "which does not report its drafts.", plots.width(), ""),
         ("Accepted by position", "Share of the drafts that reached a position and were accepted "
