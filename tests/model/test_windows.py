@@ -81,6 +81,15 @@ def test_layer_types_of_configs() -> None:
     assert layer_windows(unknown) == FULL
 
 
+def test_windows_of_another_kind_are_not_drafted_for() -> None:
+    """Unlimited-OCR's concern the answer only, which the texts of the self-test do not have."""
+    model = build("llama")
+    model.config.layer_types = ["reference_sliding_attention"] * model.config.num_hidden_layers
+    found = load(model).capabilities
+    assert found.shape == "plain"
+    assert "'reference_sliding_attention'" in found.reasons[0]
+
+
 @pytest.mark.parametrize("name", ["mistral", "phi3", "starcoder2"])
 def test_a_switch_that_the_class_does_not_read(name: str) -> None:
     """The window holds nevertheless, and the self-test must notice it."""

@@ -131,7 +131,8 @@ class LoadedModel:
         width = getattr(head, "out_features", None)
         if width is None and isinstance(getattr(head, "weight", None), torch.Tensor):
             width = head.weight.shape[0]
-        return int(width or self.config.vocab_size)
+        whole = int(width or self.config.vocab_size)
+        return min(whole, getattr(self.config, "unpadded_vocab_size", None) or whole)  # Inkling
 
     @property
     def context_length(self) -> int | None:

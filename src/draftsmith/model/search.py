@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from draftsmith.core.draft import EMPTY
@@ -24,6 +25,7 @@ from draftsmith.model.reference import LEAVES, PROMPT, Finding, Reference, dista
 from draftsmith.model.registered import NAME, own_name
 from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
+from draftsmith.model.windows import unknown_window
 
 NOT_CAUSAL = 0.3
 """A model looks ahead if *later* tokens change a logits row by more than this, relatively."""
@@ -109,11 +111,15 @@ def _drafting(loaded: LoadedModel, reference: Reference, reasons: list[str]) -> 
     if cache == "replay":
         reasons.append("trees: a recurrent state can follow one branch only")
         if recurrent_cache(loaded.config) is None:
+            newer = "; transformers 5 can restore it" if transformers.__version__ < "5" else ""
             reasons.append(
                 "chains: this version of transformers keeps the recurrent state in a layout that "
-                "cannot be restored; transformers 5 can restore it"
+                f"cannot be restored{newer}"
             )
             return None
+    elif (kind := unknown_window(loaded.config)) is not None:
+        reasons.append(f"drafts: layers of the type {kind!r} have windows of a kind not known here")
+        return None
     else:
         tree = Capabilities("tree", NAME, "packed")
         wrong = _slot_dependence(loaded.config)

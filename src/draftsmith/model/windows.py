@@ -24,6 +24,16 @@ def layer_windows(config: Any) -> dict[str, Window]:
     return {"sliding_attention": size}
 
 
+def unknown_window(config: Any) -> str | None:
+    """Return a layer type with windows of another kind; None if there is none.
+
+    Known by its name, because the windows may concern the answer only (Unlimited-OCR).
+    """
+    types = getattr(config, "layer_types", None) or ()
+    other = (kind for kind in types if kind != "sliding_attention")
+    return next((kind for kind in other if "sliding" in kind or "window" in kind), None)
+
+
 def windows_by_layer(config: Any) -> tuple[Window, ...]:
     """Return the window of every layer, or a single one if all layers have the same."""
     found = layer_windows(config)
