@@ -465,12 +465,6 @@ def test_a_least_number_of_new_tokens_replaces_a_least_length(
         assert found.tokens == expected[len(IDS) :]
 
 
-def test_the_seed_after_the_last_one_is_zero(engine: Engine) -> None:
-    asked = {"max_new_tokens": 4, "temperature": 1.0}
-    last = engine.generate(IDS, n=2, seed=2**64 - 1, **asked)
-    assert last[1].tokens == engine.generate(IDS, seed=0, **asked).tokens
-
-
 def test_an_answer_may_cross_an_inference_mode(engine: Engine) -> None:
     stream = engine.stream(IDS, max_new_tokens=6, repetition_penalty=1.2)
     with torch.inference_mode():

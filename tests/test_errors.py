@@ -37,6 +37,7 @@ from draftsmith.errors import (
 )
 from draftsmith.integrations.transformers import DraftingNotice, accelerate
 from draftsmith.model import adaptive
+from draftsmith.model.runner import Runner
 from draftsmith.testing import Scripted
 from failed_passes import FAILED_PASSES
 from tiers import slow_after
@@ -411,17 +412,25 @@ def test_e2_only_answers_that_had_a_draft_count_it() -> None:
 
 
 @pytest.mark.failing_passes
-def test_e2_an_accelerated_model_warns_once() -> None:
-    model = copy.deepcopy(tiny.model())
+def test_e2_an_accelerated_model_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, errors, forward = copy.deepcopy(tiny.model()), [RuntimeError("no mask")], Runner.forward
+
+    def broken(self: Runner, rows: Any, drafts: Any, take: Any = None) -> Any:
+        if any(drafts) and errors:
+            raise errors.pop()
+        return forward(self, rows, drafts, take)
+
     ids = torch.tensor([tiny.tokenizer()(COPIES)["input_ids"]])
     plain = model.generate(ids, max_new_tokens=12)
     with accelerate(model, Scripted(wrong), budget=4) as handle:
-        break_drafts(model, [RuntimeError("no mask")])
+        monkeypatch.setattr(Runner, "forward", broken)
         with pytest.warns(DraftingNotice, match="no mask") as told:
             assert torch.equal(model.generate(ids, max_new_tokens=12), plain)
         assert len(told) == 1
-        assert torch.equal(model.generate(ids, max_new_tokens=12), plain)
         assert handle.stats is not None
+        assert handle.stats.failed_passes > 0
+        errors.append(RuntimeError("no mask"))
+        assert torch.equal(model.generate(ids, max_new_tokens=12), plain)
         assert handle.stats.failed_passes > 0
 
 

@@ -937,7 +937,8 @@ def test_masks_of_other_numbers_run_plainly(llama: Any) -> None:
         assert handle.stats.drafter_failures == 0
 
 
-def test_a_pickled_method_is_the_copys_own(llama: Any) -> None:
+def test_a_pickled_method_is_the_copys_own() -> None:
+    llama = make_llama()
     expected = plain(llama, max_new_tokens=8)
     with accelerate(llama):
         bound = pickle.loads(pickle.dumps(llama.generate))

@@ -199,7 +199,7 @@ def run(
             if not as_json:
                 say_end(engine, stream.result, before)
             if "seed" in options:
-                options["seed"] += 1 if options["seed"] + 1 < 1 << 64 else -options["seed"]
+                options["seed"] += 1
     except (Exception, KeyboardInterrupt) as error:
         stopped = isinstance(error, KeyboardInterrupt)
         failure = STOPPED if stopped else str(error) or type(error).__name__

@@ -177,9 +177,7 @@ class Request:
 
     def _for_answer(self, turn: int) -> Request:
         """Return this request with a seed and processors for one of its answers."""
-        seed = self.sampling.seed
-        if seed is not None:
-            seed += turn if seed + turn < 1 << 64 else turn - (1 << 64)
+        seed = None if self.sampling.seed is None else self.sampling.seed + turn
         processors = own(self.sampling.processors)
         return replace(self, sampling=replace(self.sampling, seed=seed, processors=processors))
 
