@@ -69,7 +69,7 @@ def test_text_between_calls_comes_back_as_one_message(ask: Ask) -> None:
                "{{ m.tool_calls | tojson }}{% endif %}{% endfor %}"  # fmt: skip
     answer = ask(RESPONSES, template, "so", input=history, tools=[TOOL]).json()
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-    messages = [USER, {"role": "assistant", "content": "I call and wait.", "tool_calls": calls},
+    messages = [USER, {"role": "assistant", "content": "I call\n and wait.", "tool_calls": calls},
                 {"role": "tool", "content": "5", "tool_call_id": "1"}]  # fmt: skip
     tools = [{"type": "function", "function": FUNCTION}]
     chat = ask(CHAT, template, "so", messages=messages, tools=tools).json()

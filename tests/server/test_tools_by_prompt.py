@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from typing import Any
 
 import pytest
@@ -130,6 +131,25 @@ def test_calls_are_shown_one_by_one_by_templates_that_show_one(refuses: bool) ->
     assert rendered(template, BOTH, []) == shown
     every = of_calls("{{ c.function.arguments.values() | join }}")
     assert rendered(every, BOTH, []) == "<user>hello<f>a</f><f>b</f><tool>B<tool>A<user>hello"
+
+
+@pytest.mark.parametrize(("calls", "results", "shown"), [
+    ("aa", "aa", "a0a1"), ("ab", "ba", "a1b0"), ("ab", "", "ab"), ("ab", "xa", "a1b0"),
+    ("ab", "aab", "a0b21"), ("  ", "  ", " 0 1"), ("ab", "  ", "a0b1"),
+])  # fmt: skip
+def test_results_follow_their_calls(calls: str, results: str, shown: str) -> None:
+    """By id, else in order; a space stands for no id."""
+    called = [{"id": one.strip(), "type": "function",
+               "function": {"name": "f", "arguments": {"x": one}}} for one in calls]  # fmt: skip
+    said = [{"role": "tool", "content": str(n), "tool_call_id": one.strip()}
+            for n, one in enumerate(results)]  # fmt: skip
+    text = rendered(ONE_ONLY, [USER, {**CALL, "tool_calls": called}, *said, USER], [])
+    assert re.sub(r"<.*?>", "", text) == f"hello{shown}hello"
+
+
+def test_a_last_message_with_calls_stays_one() -> None:
+    last = {**TWO, "content": "Let me"}
+    assert rendered(ONE_ONLY, [USER, last], []) == "<user>hello<f>a</f>"
 
 
 def test_results_have_the_names_of_their_calls() -> None:

@@ -307,7 +307,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
         if self._bound is not None and self.resources.turns.own:
             return None, "a callback of a running call generates"
         _check_cache(call)
-        ids, mask = call.get("inputs", call.get("input_ids")), call.get("attention_mask")
+        ids, mask = _ids(call), call.get("attention_mask")
         # `generate` may drop a mask of ones.
         if isinstance(ids, Tensor) and isinstance(mask, Tensor) and ids.shape != mask.shape:
             return None, "the attention mask has not the shape of the ids"
@@ -408,7 +408,7 @@ def _preparing(model: Any) -> tuple[Any, ...]:
 
 def _parts(model: Any) -> tuple[Any, ...]:
     """Return a key that is equal as long as no module, class or `forward` is exchanged."""
-    return tuple((id(module), type(module), replaced(module)) for module in model.modules())
+    return tuple((id(module), type(module), id(replaced(module))) for module in model.modules())
 
 
 class Observer:
@@ -527,9 +527,14 @@ def _sampling(config: Any) -> SamplingParams:
     return SamplingParams(temperature=min(max(warmth, 1e-30), 1e30), **filters(vars(config)))
 
 
+def _ids(call: dict[str, Any]) -> Any:
+    """Return the prompts of a call, which has two names for them."""
+    return call.get("input_ids") if call.get("inputs") is None else call["inputs"]
+
+
 def _check_cache(call: dict[str, Any]) -> None:
     """Raise OptionError for a call that continues a chat with the cache of our result, None."""
-    ids, mask = call.get("inputs", call.get("input_ids")), call.get("attention_mask")
+    ids, mask = _ids(call), call.get("attention_mask")
     embedded = call.get("inputs_embeds") is not None
     if embedded or not isinstance(ids, Tensor) or not isinstance(mask, Tensor):
         return

@@ -149,8 +149,10 @@ def _messages(body: ResponsesRequest, ignored: Ignored) -> list[Message]:
             given = {name: item[name] for name in _ITEMS[kind] if name in item}
             message, last = Message.of(given, where), made[-1] if made else None
             both = message.role == "assistant" and last is not None and last.role == "assistant"
-            if both and last is not None and last.tool_calls and not thoughts:
-                last.content = text_of(last.content) + text_of(message.content)
+            within = number + 1 < len(body.input)  # a last message may be continued
+            if both and within and last is not None and last.tool_calls and not thoughts:
+                texts = text_of(last.content), text_of(message.content)
+                last.content = "\n".join(filter(None, texts))
             else:
                 made.append(message)
         elif is_call and (thoughts or not made or made[-1].role != "assistant"):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import partial
-from itertools import product, takewhile
+from itertools import islice, product, takewhile
 from typing import Any
 
 from draftsmith.server.calls.formats import FORMATS
@@ -124,29 +125,53 @@ def _with_names(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages in which results have the names of their calls; clients send ids."""
     names, made = dict[str, str](), list[dict[str, Any]]()
     for message in messages:
-        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls") or ()}
-        own = names.get(message.get("tool_call_id", ""))
-        named = message["role"] == "tool" and own is not None and "name" not in message
-        made.append({**message, "name": own} if named else message)
+        own = dict[str, str]()
+        for call in message.get("tool_calls") or ():
+            name = call["function"]["name"]
+            own[call["id"]] = name if own.get(call["id"], name) == name else ""
+        names |= own
+        given = message.get("tool_call_id")
+        name = names.get(given) if given else None
+        named = message["role"] == "tool" and name and "name" not in message
+        made.append({**message, "name": name} if named else message)
     return made
 
 
 def _one_by_one(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with a message for each call, followed by its result."""
-    made, later = list[dict[str, Any]](), [*messages]
-    while later:
-        message = later.pop(0)
-        calls = message.get("tool_calls") or ()
-        if len(calls) < 2:
+    """Return the messages with a message for each call, followed by its result.
+
+    A last message stays as it is, because its text may be continued.
+    """
+    made, at = list[dict[str, Any]](), 0
+    while at < len(messages):
+        message = messages[at]
+        calls, at = [*(message.get("tool_calls") or ())], at + 1
+        if len(calls) < 2 or at == len(messages):
             made.append(message)
             continue
-        results = [*takewhile(lambda one: one["role"] == "tool", later)]
-        for number, call in enumerate(calls):
-            own = [one for one in results if one.get("tool_call_id") == call["id"]]
-            begin = message if not number else {"role": message["role"], "content": ""}
+        results = [*takewhile(lambda one: one["role"] == "tool", islice(messages, at, None))]
+        at += len(results)
+        for call, own in zip(calls, _paired(calls, results), strict=True):
+            begin = message if call is calls[0] else {"role": message["role"], "content": ""}
             made += [{**begin, "tool_calls": [call]}, *own]
-            later = [one for one in later if not any(one is taken for taken in own)]
     return made
+
+
+def _paired(
+    calls: Sequence[dict[str, Any]], results: Sequence[dict[str, Any]]
+) -> list[list[dict[str, Any]]]:
+    """Return the result of each call: the next one with its id, or the next one without a call.
+
+    Further results belong to the last call.
+    """
+    waiting: dict[str, deque[dict[str, Any]]] = {call["id"]: deque() for call in calls}
+    rest = waiting.setdefault("", deque())
+    for result in results:
+        waiting.get(result.get("tool_call_id") or "", rest).append(result)
+    queues = (waiting[call["id"]] or rest for call in calls)
+    found = [[queue.popleft()] if queue else [] for queue in queues]
+    found[-1] += [one for queue in waiting.values() for one in queue]
+    return found
 
 
 def _in_form(message: dict[str, Any], empty: str | None, as_text: bool) -> dict[str, Any]:

@@ -150,7 +150,7 @@ class Grammars:
             if levels(grammar.text) > DEEPEST:
                 raise _refusal(grammar, "it is nested too deeply")
             schema = json.loads(grammar.text)
-            if (number := inexact(schema)) is not None:
+            if (number := self._rounded(schema, self._tokenizers[ends])) is not None:
                 raise _refusal(grammar, f"it has the number {number}, which llguidance does not "
                                "keep exactly; use a string")  # fmt: skip
             if admits_more_keys(schema):
@@ -175,6 +175,21 @@ class Grammars:
         if start.is_error() or (start.is_stopped() and not start.is_accepting()):
             raise _refusal(grammar, start.get_error() or "no text fits it")
         return Compiled(grammar, start, self._tokenizers[ends], ends)
+
+    @staticmethod
+    def _rounded(schema: Any, tokenizer: Any) -> int | float | None:
+        """Return a number in a schema that an answer would have with other digits; None: none."""
+        matcher = _library().LLMatcher
+        constants, bounds = numbers(schema)
+        if constants:
+            text, options = json.dumps({"const": constants}), {"whitespace_flexible": False}
+            made = matcher.grammar_from_json_schema(text, overrides=options)
+            kept = json.loads(matcher(tokenizer, made, log_level=0).compute_ff_bytes())
+            wrong = (a for a, b in zip(constants, kept, strict=True) if a != b)
+            if (found := next(wrong, None)) is not None:
+                return found
+        # Larger ones than any integer of 64 bits exclude none of these.
+        return next((v for v in bounds if int(float(v)) != v and abs(v) < (1 << 63) - 1), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,23 +350,27 @@ def admits_more_keys(schema: Any) -> bool:
     )
 
 
-def inexact(schema: Any) -> float | None:
-    """Return a number in a schema that may get other digits in an answer; None: there is none.
+def numbers(schema: Any) -> tuple[list[int | float], list[int]]:
+    """Return the numbers in the constants of a schema, and its bounds that are whole numbers.
 
-    llguidance reads numbers by a product of a float64 and a power of ten, both rounded.
+    Left out are those that are surely kept: up to 2**53, times a power of ten that is a float64.
     """
+    constants, bounds = list[int | float](), list[int]()
     for one in schemas(schema):
         waiting = [one.get(name) for name in ("const", "enum")]
-        waiting += [value for name in _BOUNDS if isinstance(value := one.get(name), int)]
+        bounds += [value for name in _BOUNDS if isinstance(value := one.get(name), int)]
         while waiting:
             value = waiting.pop()
             if isinstance(value, dict | list):
                 waiting += value.values() if isinstance(value, dict) else value
-            elif isinstance(value, int | float):
-                _, digits, exponent = Decimal(repr(value + 0)).normalize().as_tuple()
-                if int("".join(map(str, digits))) > 1 << 53 or abs(int(exponent)) > _EXPONENT:
-                    return value
-    return None
+            elif isinstance(value, int | float) and math.isfinite(value):
+                constants.append(value)
+    return [*filter(_is_long, constants)], [*filter(_is_long, bounds)]
+
+
+def _is_long(value: int | float) -> bool:
+    _, digits, exponent = Decimal(repr(value + 0)).normalize().as_tuple()
+    return int("".join(map(str, digits))) > 1 << 53 or abs(int(exponent)) > _EXPONENT
 
 
 def needs_long_escapes(schema: Any) -> bool:
