@@ -185,7 +185,7 @@ class Grammars:
             text, options = json.dumps({"const": constants}), {"whitespace_flexible": False}
             made = matcher.grammar_from_json_schema(text, overrides=options)
             kept = json.loads(matcher(tokenizer, made, log_level=0).compute_ff_bytes())
-            wrong = (a for a, b in zip(constants, kept, strict=True) if a != b)
+            wrong = (a for a, b in zip(constants, kept, strict=True) if type(a)(b) != a)
             if (found := next(wrong, None)) is not None:
                 return found
         # Larger ones than any integer of 64 bits exclude none of these.
