@@ -33,7 +33,7 @@ from draftsmith.core.target import Needs
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.model.changes import hooks
-from draftsmith.model.load import load
+from draftsmith.model.load import load, read_tokenizer
 from draftsmith.model.measure import pass_cost
 from draftsmith.model.runner import Runner
 
@@ -46,6 +46,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inner = Tokenizer(WordLevel(words, unk_token="w0"))
     PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="w0").save_pretrained(path)
     return path
+
+
+def test_a_tokenizer_with_more_special_tokens_that_transformers_5_saved(tmp_path: Path) -> None:
+    made = copy.deepcopy(tiny.tokenizer())
+    made.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
+    made.save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    settings.pop("additional_special_tokens", None)
+    as_5 = {"tokenizer_class": "TokenizersBackend", "extra_special_tokens": ["<|tool|>"]}
+    path.write_text(json.dumps(settings | as_5))
+    found = read_tokenizer(str(tmp_path), {})
+    assert found("<|tool|>x")["input_ids"] == made("<|tool|>x")["input_ids"]
+    assert found.decode(made("<|tool|>x")["input_ids"], skip_special_tokens=True) == "x"
 
 
 def test_a_folder(folder: Path) -> None:

@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from draftsmith import builtin
 from draftsmith.errors import LoadError, OptionError, UnknownName, UnsupportedError, first_line
@@ -310,7 +311,11 @@ def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
         except ValueError as error:
             if "TokenizersBackend" not in str(error):
                 raise
-            # transformers 5 saves the class under a name that version 4 does not know.
+            # transformers 5 saves names that version 4 does not know.
+            more = get_tokenizer_config(source, **options).get("extra_special_tokens")
+            if isinstance(more, list):
+                older = {"extra_special_tokens": {}, "additional_special_tokens": more}
+                options = options | older
             return PreTrainedTokenizerFast.from_pretrained(source, **options)
     # Each tokenizer class raises errors of its own.
     except Exception as error:

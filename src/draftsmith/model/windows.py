@@ -30,8 +30,8 @@ def unknown_window(config: Any) -> str | None:
     Known by its name, because the windows may concern the answer only (Unlimited-OCR).
     """
     types = getattr(config, "layer_types", None) or ()
-    other = (kind for kind in types if kind != "sliding_attention")
-    return next((kind for kind in other if "sliding" in kind or "window" in kind), None)
+    windowed = (kind for kind in types if kind.endswith("sliding_attention"))
+    return next((kind for kind in windowed if kind != "sliding_attention"), None)
 
 
 def windows_by_layer(config: Any) -> tuple[Window, ...]:
