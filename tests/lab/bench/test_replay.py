@@ -17,6 +17,7 @@ import command
 import tiny
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import Needs
+from draftsmith.drafters.cascade import Cascade
 from draftsmith.drafters.registry import parse
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.request import end_ids
@@ -297,6 +298,17 @@ def test_a_corpus_must_have_the_vocabulary_of_the_records(tmp_path: Path) -> Non
         sweep([texts], [drafter], Replayer(Encoding((tmp_path,))))
     (done,) = sweep([ids], [drafter], Replayer(Encoding())).done  # nothing is known of its ids
     assert done.replay.stats.tokens == 3
+
+
+@pytest.mark.parametrize("name", ["bind", "needs_of"])
+def test_a_drafter_of_ones_own_that_asks_a_model_is_refused(name: str) -> None:
+    def ask(_self: Drafter, _model: Any) -> Any:
+        raise AssertionError
+
+    own = type("Own", (type(parse("copyspec")),), {name: ask, "__module__": __name__})
+    record = Record("y", "x", prompt_ids=(1, 2), output_ids=(3, 4, 5))
+    with pytest.raises(UnsupportedError, match=f"its {name} asks a model"):
+        sweep([record], [Cascade((parse("copyspec"), own()))], Replayer(Encoding()))
 
 
 def test_a_drafter_of_ones_own_may_name_a_file_corpus_and_fail() -> None:

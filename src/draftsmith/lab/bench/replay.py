@@ -144,6 +144,17 @@ class Replay:
 
 def check(drafter: Drafter) -> None:
     """Raise UnsupportedError for a drafter that needs more than token ids."""
+    for part in getattr(drafter, "drafters", ()):
+        check(part)
+    kind = type(drafter)
+    asks = [
+        name for name in ("bind", "needs_of") if getattr(kind, name) is not getattr(Drafter, name)
+    ]
+    if asks and not kind.__module__.startswith("draftsmith."):
+        raise UnsupportedError(
+            f"{drafter} cannot be replayed: its {asks[0]} asks a model, but a recording has none; "
+            "measure it with a model"
+        )
     if drafter.needs != Needs():
         asked = {
             "hidden states": drafter.needs.hidden_layers,
