@@ -32,6 +32,8 @@ Passes = Counter[tuple[int, int]]
 """(cached tokens, rounded to a bucket's middle; positions of the pass) → number of passes."""
 
 
+_ASKING = ("bind", "needs_of")
+"""Methods of a drafter that may ask a model."""
 _BEYOND = 1 << 20
 """A limit on new tokens that no draft reaches."""
 
@@ -144,17 +146,6 @@ class Replay:
 
 def check(drafter: Drafter) -> None:
     """Raise UnsupportedError for a drafter that needs more than token ids."""
-    for part in getattr(drafter, "drafters", ()):
-        check(part)
-    kind = type(drafter)
-    asks = [
-        name for name in ("bind", "needs_of") if getattr(kind, name) is not getattr(Drafter, name)
-    ]
-    if asks and not kind.__module__.startswith("draftsmith."):
-        raise UnsupportedError(
-            f"{drafter} cannot be replayed: its {asks[0]} asks a model, but a recording has none; "
-            "measure it with a model"
-        )
     if drafter.needs != Needs():
         asked = {
             "hidden states": drafter.needs.hidden_layers,
@@ -166,6 +157,15 @@ def check(drafter: Drafter) -> None:
             f"{drafter} cannot be replayed: it needs the model's {' and '.join(wanted)}, but a "
             "recording has only token ids; measure it with a model"
         )
+    kind = type(drafter)
+    asks = [name for name in _ASKING if getattr(kind, name) is not getattr(Drafter, name)]
+    if asks and not kind.__module__.startswith("draftsmith."):
+        raise UnsupportedError(
+            f"{drafter} cannot be replayed: its {asks[0]} asks a model, but a recording has none; "
+            "measure it with a model"
+        )
+    for part in getattr(drafter, "drafters", ()):
+        check(part)
 
 
 def replay(
