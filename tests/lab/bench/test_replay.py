@@ -305,7 +305,7 @@ def test_a_drafter_of_ones_own_that_asks_a_model_is_refused(name: str) -> None:
     def ask(_self: Drafter, _model: Any) -> Any:
         raise AssertionError
 
-    own = type("Own", (type(parse("copyspec")),), {name: ask, "__module__": __name__})
+    own = type("Own", (type(parse("copyspec")),), {name: ask})
     record = Record("y", "x", prompt_ids=(1, 2), output_ids=(3, 4, 5))
     with pytest.raises(UnsupportedError, match=f"its {name} asks a model"):
         sweep([record], [Cascade((parse("copyspec"), own()))], Replayer(Encoding()))

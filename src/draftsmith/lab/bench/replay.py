@@ -157,9 +157,9 @@ def check(drafter: Drafter) -> None:
             f"{drafter} cannot be replayed: it needs the model's {' and '.join(wanted)}, but a "
             "recording has only token ids; measure it with a model"
         )
-    kind = type(drafter)
-    asks = [name for name in _ASKING if getattr(kind, name) is not getattr(Drafter, name)]
-    if asks and not kind.__module__.startswith("draftsmith."):
+    methods = {name: getattr(type(drafter), name) for name in _ASKING}
+    asks = [name for name, own in methods.items() if not own.__module__.startswith("draftsmith.")]
+    if asks:
         raise UnsupportedError(
             f"{drafter} cannot be replayed: its {asks[0]} asks a model, but a recording has none; "
             "measure it with a model"
