@@ -399,6 +399,10 @@ def test_numbers_that_would_get_other_digits_are_refused() -> None:
         grammar = Grammar.json_schema({"const": value})
         text = engine.generate("hello", grammar=grammar, max_new_tokens=400).text
         assert type(value)(json.loads(text)) == value
+    many = [2**60 + 1024 * n for n in range(2500)]
+    assert engine.generate("hello", grammar=Grammar.json_schema({"enum": many})).text
+    with pytest.raises(OptionError, match="exactly"):
+        engine.generate("hello", grammar=Grammar.json_schema({"enum": [big, *many]}))
     most = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
     assert engine.generate("hello", grammar=Grammar.json_schema(most)).text
     with pytest.raises(OptionError, match="cannot be used"):

@@ -150,7 +150,7 @@ class Grammars:
             if levels(grammar.text) > DEEPEST:
                 raise _refusal(grammar, "it is nested too deeply")
             schema = json.loads(grammar.text)
-            if (number := self._rounded(schema, self._tokenizers[ends])) is not None:
+            if (number := rounded(schema, matcher, self._tokenizers[ends])) is not None:
                 raise _refusal(grammar, f"it has the number {number}, which llguidance does not "
                                "keep exactly; use a string")  # fmt: skip
             if admits_more_keys(schema):
@@ -175,21 +175,6 @@ class Grammars:
         if start.is_error() or (start.is_stopped() and not start.is_accepting()):
             raise _refusal(grammar, start.get_error() or "no text fits it")
         return Compiled(grammar, start, self._tokenizers[ends], ends)
-
-    @staticmethod
-    def _rounded(schema: Any, tokenizer: Any) -> int | float | None:
-        """Return a number in a schema that an answer would have with other digits; None: none."""
-        matcher = _library().LLMatcher
-        constants, bounds = numbers(schema)
-        if constants:
-            text, options = json.dumps({"const": constants}), {"whitespace_flexible": False}
-            made = matcher.grammar_from_json_schema(text, overrides=options)
-            kept = json.loads(matcher(tokenizer, made, log_level=0).compute_ff_bytes())
-            wrong = (a for a, b in zip(constants, kept, strict=True) if type(a)(b) != a)
-            if (found := next(wrong, None)) is not None:
-                return found
-        # Larger ones than any integer of 64 bits exclude none of these.
-        return next((v for v in bounds if int(float(v)) != v and abs(v) < (1 << 63) - 1), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,6 +305,8 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multip
 """Keywords of numbers."""
 _EXPONENT = 22
 """Largest power of ten that is a float64."""
+_TOGETHER = 1000
+"""Most constants of one grammar; llguidance fails from some ten thousands on."""
 _VALUES = ("const", "enum", "default", "examples")
 """Keywords of values that are no schemas."""
 
@@ -350,25 +337,39 @@ def admits_more_keys(schema: Any) -> bool:
     )
 
 
-def numbers(schema: Any) -> tuple[list[int | float], list[int]]:
-    """Return the numbers in the constants of a schema, and its bounds that are whole numbers.
+def constants(schema: Any) -> list[Any]:
+    """Return the values of `const` and `enum` in a schema and all schemas in it."""
+    return [one[name] for one in schemas(schema) for name in ("const", "enum") if name in one]
 
-    Left out are those that are surely kept: up to 2**53, times a power of ten that is a float64.
+
+def rounded(schema: Any, matcher: Any, tokenizer: Any) -> int | float | None:
+    """Return a number in a schema that an answer would have with other digits; None: none.
+
+    `matcher` is the class LLMatcher, which is asked how it writes constants.
     """
-    constants, bounds = list[int | float](), list[int]()
-    for one in schemas(schema):
-        waiting = [one.get(name) for name in ("const", "enum")]
-        bounds += [value for name in _BOUNDS if isinstance(value := one.get(name), int)]
-        while waiting:
-            value = waiting.pop()
-            if isinstance(value, dict | list):
-                waiting += value.values() if isinstance(value, dict) else value
-            elif isinstance(value, int | float) and math.isfinite(value):
-                constants.append(value)
-    return [*filter(_is_long, constants)], [*filter(_is_long, bounds)]
+    waiting, doubtful = constants(schema), list[int | float]()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, int | float) and math.isfinite(value) and _is_long(value):
+            doubtful.append(value)
+    for at in range(0, len(doubtful), _TOGETHER):
+        asked = doubtful[at : at + _TOGETHER]
+        text, options = json.dumps({"const": asked}), {"whitespace_flexible": False}
+        made = matcher.grammar_from_json_schema(text, overrides=options)
+        kept = json.loads(matcher(tokenizer, made, log_level=0).compute_ff_bytes())
+        wrong = (a for a, b in zip(asked, kept, strict=True) if type(a)(b) != a)
+        if (found := next(wrong, None)) is not None:
+            return found
+    bounds = (one.get(name) for one in schemas(schema) for name in _BOUNDS)
+    whole = (value for value in bounds if isinstance(value, int))
+    # Larger ones than any integer of 64 bits exclude none of these.
+    return next((v for v in whole if abs(v) < (1 << 63) - 1 and int(float(v)) != v), None)
 
 
 def _is_long(value: int | float) -> bool:
+    """Return whether a number may be rounded: above 2**53, or a power of ten that is no float64."""
     _, digits, exponent = Decimal(repr(value + 0)).normalize().as_tuple()
     return int("".join(map(str, digits))) > 1 << 53 or abs(int(exponent)) > _EXPONENT
 
@@ -378,10 +379,9 @@ def needs_long_escapes(schema: Any) -> bool:
 
     llguidance would read `^a\x1b$` as `^a$`. It reads classes rightly that have another character.
     """
-    all_of = list(schemas(schema))
-    constants = [one.get(name) for one in all_of for name in ("const", "enum")]
-    if _LONG.search(json.dumps(constants)):
+    if _LONG.search(json.dumps(constants(schema))):
         return True
+    all_of = list(schemas(schema))
     patterns = [one.get("pattern") for one in all_of]
     for one in all_of:
         named = one.get("patternProperties")
