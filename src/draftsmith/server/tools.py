@@ -101,10 +101,8 @@ def with_calls(
             made = [*map(form, before), _in_form(last, last["content"], as_text)]
             if "length != 9" in written:
                 made = [*map(_with_short_ids, made)]
-            cut = not as_text and any(map(_has_odd_arguments, made))
-            if cut and not sample(tokenizer, made, template):
-                made = [*map(_with_objects, made)]
-            return made
+            objects = made if as_text else [*map(_with_objects, made)]
+            return made if objects == made or sample(tokenizer, made, template) else objects
         refused &= not text
     if refused and "tool_calls" in written:  # it may take the messages at hand
         return [*messages]
@@ -189,16 +187,12 @@ def _in_form(message: dict[str, Any], empty: str | None, as_text: bool) -> dict[
     return made
 
 
-def _has_odd_arguments(message: dict[str, Any]) -> bool:
-    """Return whether arguments of a call are no object, as those that were cut off."""
-    calls = message.get("tool_calls") or ()
-    return any(not isinstance(call["function"]["arguments"], dict) for call in calls)
-
-
 def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message in which the arguments of calls are objects."""
+    """Return a message in which the arguments of calls are objects, also those that were cut."""
+    if not message.get("tool_calls"):
+        return message
     made = deepcopy(message)
-    for call in made.get("tool_calls") or ():
+    for call in made["tool_calls"]:
         given = call["function"]["arguments"]
         call["function"]["arguments"] = given if isinstance(given, dict) else {"": given}
     return made
