@@ -105,29 +105,25 @@ def of_batch(rules: Sequence[Any], criteria: Any, config: Any, streamer: Any) ->
     return None
 
 
-def of_angles(loaded: LoadedModel, longest: int | None) -> str | None:
-    """Why a batch, or a padded prompt, has other rotary angles than its rows have alone.
+def of_angles(loaded: LoadedModel, length: int | None, longest: int | None) -> str | None:
+    """Why `generate` has other rotary angles than each row alone in one cache.
 
-    `longest`: most tokens of a row, padding and answer included; None: no limit.
+    `length`: ids of a single prompt; None: of a batch, or a padded prompt. `longest`: most tokens
+    of a row, padding and answer included; None: no limit.
     """
     boundary = rope_boundary(loaded.config)
     if boundary is None or (longest is not None and longest <= boundary.position):
         return None
-    return "the longest row of a batch determines the rotary angles of all rows"
-
-
-def of_crossing(loaded: LoadedModel, length: int, longest: int | None) -> str | None:
-    """Why an answer to `length` ids may reach positions with other rotary angles (longrope).
-
-    Phi-3 then computes the text again, as we do. Other classes keep the keys of the prompt.
-    """
-    boundary, prepare = rope_boundary(loaded.config), type(loaded.model)
-    usual = prepare.prepare_inputs_for_generation is GenerationMixin.prepare_inputs_for_generation
-    if boundary is None or boundary.grows or not usual or length > boundary.position:
-        return None
-    if longest is not None and longest <= boundary.position:
-        return None
-    return "its rotary angles change within the answer, and generate keeps keys with the old ones"
+    if length is None:
+        return "the longest row of a batch determines the rotary angles of all rows"
+    # Phi-3 computes the text again at the boundary, as we do. Other classes keep their keys.
+    prepare = type(loaded.model).prepare_inputs_for_generation
+    kept = prepare is GenerationMixin.prepare_inputs_for_generation and not boundary.grows
+    if kept and length <= boundary.position:
+        return (
+            "its rotary angles change within the answer, and generate keeps keys with the old ones"
+        )
+    return None
 
 
 def of_passes(loaded: LoadedModel, generate: Any, *, padded: bool) -> str | None:

@@ -60,6 +60,7 @@ from draftsmith.values import known_options, switch
 _NO_LIMIT = 1 << 30
 _PREPARE = ("prepare_inputs_for_generation", "_prepare_position_ids_for_generation",
             "_update_model_kwargs_for_generation", "_prefill")  # fmt: skip
+"""Methods with which `generate` feeds a model; older versions have not all of them."""
 _CRITERIA_FIRST = hasattr(generation_utils, "StopCheck")
 """Whether this version of transformers calls the stopping criteria before the streamer."""
 _MOST_TESTED = 16
@@ -344,11 +345,8 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             reason = refusals.of_batch(rules, stopping_criteria, generation_config, streamer)
         if reason is None and self._loaded is not None:
             padded = mask is not None and not bool(mask.all())
-            if padded or input_ids.shape[0] > 1:
-                reason = refusals.of_angles(self._loaded, stopping_criteria.max_length)
-            else:
-                longest = stopping_criteria.max_length
-                reason = refusals.of_crossing(self._loaded, input_ids.shape[1], longest)
+            length = None if padded or input_ids.shape[0] > 1 else input_ids.shape[1]
+            reason = refusals.of_angles(self._loaded, length, stopping_criteria.max_length)
             reason = reason or self._why_other_passes(self._loaded, padded=padded)
         if reason is not None or self._loaded is None:
             self.notice(str(reason))
