@@ -6,7 +6,7 @@ copy if the last γ tokens occurred before, else let a draft model propose.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from time import perf_counter
@@ -19,6 +19,15 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState, Outcome
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.drafters import registry
 from draftsmith.errors import OptionError
+
+
+def members(drafter: Drafter) -> Iterator[Drafter]:
+    """Yield the members of a cascade, and of cascades in it; else the drafter itself."""
+    if isinstance(drafter, Cascade):
+        for one in drafter.drafters:
+            yield from members(one)
+    else:
+        yield drafter
 
 
 @dataclass(frozen=True, repr=False)

@@ -294,7 +294,7 @@ def test_a_corpus_must_have_the_vocabulary_of_the_records(tmp_path: Path) -> Non
     drafter = parse(f"copyspec+retrieval(corpus='{tmp_path / 'c'}')")
     texts = Record("x", "x", prompt="the quick", output="the quick brown", tokenizer="tiny")
     ids = Record("y", "x", prompt_ids=(1, 2), output_ids=(3, 4, 5))
-    with pytest.raises(OptionError, match="another vocabulary, that of toy"):
+    with pytest.raises(OptionError, match="another vocabulary: that of toy"):
         sweep([texts], [drafter], Replayer(Encoding((tmp_path,))))
     (done,) = sweep([ids], [drafter], Replayer(Encoding())).done  # nothing is known of its ids
     assert done.replay.stats.tokens == 3

@@ -99,8 +99,9 @@ def test_every_choice_of_a_logged_call_is_a_record(tmp_path: Path) -> None:
     assert found == [("a/0", "p", "t0"), ("a/1", "p", "t1"), ("a/2", "q", "t2"), ("a/3", "q", "t3")]
     ids = one(tmp_path, {"request": {"prompt": [5, 6]}, "response": {"choices": [{"text": "x"}]}})
     assert (ids.prompt_ids, ids.prompt, ids.output) == ((5, 6), None, "x")
-    echoed = {"prompt": "ask", "echo": True}, {"choices": [{"text": "ask and say"}]}
-    assert one(tmp_path, dict(zip(("request", "response"), echoed))).output == " and say"  # noqa: B905
+    asked, choices = {"prompt": "ask", "echo": True}, [{"text": "ask and say"}]
+    echoed = one(tmp_path, {"request": asked, "response": {"choices": choices}})
+    assert echoed.output == " and say"
 
 
 @pytest.mark.parametrize(

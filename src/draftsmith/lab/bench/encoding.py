@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from draftsmith import builtin
-from draftsmith.drafters.corpus.files import Header
+from draftsmith.core.target import ModelFacts
 from draftsmith.errors import LoadError, OptionError, PromptError, UnknownName, first_line
 from draftsmith.lab.bench.records import Message, Record
 from draftsmith.lab.bench.templates import TEMPLATES, Piece, Template
@@ -97,15 +97,10 @@ class Encoding:
         encoder = self._encoder(record)
         return None if encoder is None else encoder.vocabulary
 
-    def check_corpus(self, record: Record, header: Header, drafter: str) -> None:
-        """Raise OptionError for a drafter with a corpus of another vocabulary than a record's."""
+    def facts(self, record: Record) -> ModelFacts:
+        """Return what is known of the model that answered: its vocabulary."""
         encoder = self._encoder(record)
-        known = None if encoder is None else encoder.fingerprint
-        if known is not None and known != header.vocabulary:
-            raise OptionError(
-                f"{drafter}: the corpus was built for another vocabulary, that of {header.model}, "
-                f"than the tokenizer {self._name(record)}"
-            )
+        return ModelFacts(0, 0, vocabulary=lambda: None if encoder is None else encoder.fingerprint)
 
     def check(self, records: Iterable[Record]) -> None:
         """Raise OptionError if most answers change when they are encoded and decoded.

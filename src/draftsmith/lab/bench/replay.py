@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, abc
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.sequence import Sequence
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import NO_NEEDS, NO_TAPS, Needs, RowOutput, Shape, Taps
+from draftsmith.drafters.cascade import members
 from draftsmith.errors import UnsupportedError
 
 _NO_LOGITS = torch.empty((0, 0), device="cpu")
@@ -32,8 +34,6 @@ Passes = Counter[tuple[int, int]]
 """(cached tokens, rounded to a bucket's middle; positions of the pass) → number of passes."""
 
 
-_ASKING = ("bind", "needs_of")
-"""Methods of a drafter that may ask a model."""
 _BEYOND = 1 << 20
 """A limit on new tokens that no draft reaches."""
 
@@ -157,15 +157,12 @@ def check(drafter: Drafter) -> None:
             f"{drafter} cannot be replayed: it needs the model's {' and '.join(wanted)}, but a "
             "recording has only token ids; measure it with a model"
         )
-    methods = {name: getattr(type(drafter), name) for name in _ASKING}
-    asks = [name for name, own in methods.items() if not own.__module__.startswith("draftsmith.")]
-    if asks:
-        raise UnsupportedError(
-            f"{drafter} cannot be replayed: its {asks[0]} asks a model, but a recording has none; "
-            "measure it with a model"
-        )
-    for part in getattr(drafter, "drafters", ()):
-        check(part)
+    for member, name in product(members(drafter), ("bind", "needs_of")):
+        if not getattr(type(member), name).__module__.startswith("draftsmith."):
+            raise UnsupportedError(
+                f"{member} cannot be replayed: its {name} asks a model, but a recording has none; "
+                "measure it with a model"
+            )
 
 
 def replay(

@@ -12,18 +12,20 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import product
 
 import torch
 
 from draftsmith import __version__
 from draftsmith.core.drafter import Drafter
+from draftsmith.drafters.cascade import members
 from draftsmith.drafters.corpus.files import Header
 from draftsmith.drafters.retrieval import Retrieval
 from draftsmith.drafters.spectra import Spectra
 from draftsmith.errors import DraftsmithError, LoadError, PromptError
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.records import Record
-from draftsmith.lab.bench.replay import Replay, ReplayBudget, replay
+from draftsmith.lab.bench.replay import Replay, ReplayBudget, check, replay
 from draftsmith.lab.bench.suites import OnError
 from draftsmith.lab.lines import Finished
 from draftsmith.storage import digest, expanded
@@ -109,9 +111,10 @@ def sweep(
     replayer.encoding.check(answered)
     finished = finished or Finished()
     keys = [digest([asdict(record), replayer.settings(record)]) for record in answered]
-    for drafter, header in ((d, h) for d in drafters for h in corpora(d)):
-        for record in answered:
-            replayer.encoding.check_corpus(record, header, str(drafter))
+    for drafter in drafters:
+        check(drafter)
+    for record, drafter in product(answered, drafters):
+        drafter.needs_of(replayer.encoding.facts(record))  # a corpus may have another vocabulary
     names = {str(d): [str(d), *(h.sums for h in corpora(d)), *_code(d)] for d in drafters}
     jobs = [
         (number, record, missing)
@@ -141,21 +144,19 @@ def sweep(
 
 
 def corpora(drafter: Drafter) -> Iterator[Header]:
-    """Yield the headers of the corpora that a drafter, or a part of it, uses."""
-    if isinstance(drafter, Retrieval | Spectra) and drafter.corpus is not None:
-        yield Header.load(expanded(drafter.corpus))
-    for part in getattr(drafter, "drafters", ()):
-        yield from corpora(part)
+    """Yield the headers of the corpora that a drafter, or a member of it, uses."""
+    for member in members(drafter):
+        if isinstance(member, Retrieval | Spectra) and member.corpus is not None:
+            yield Header.load(expanded(member.corpus))
 
 
 def _code(drafter: Drafter) -> Iterator[str]:
-    """Yield digests of the modules of a drafter, or a part of it, that are not draftsmith's."""
-    module = sys.modules[type(drafter).__module__]
-    if not module.__name__.startswith("draftsmith."):
-        with suppress(OSError, TypeError):  # it has no file
-            yield digest(inspect.getsource(module))
-    for part in getattr(drafter, "drafters", ()):
-        yield from _code(part)
+    """Yield digests of the modules of a drafter, or its members, that are not draftsmith's."""
+    for member in members(drafter):
+        module = sys.modules[type(member).__module__]
+        if not module.__name__.startswith("draftsmith."):
+            with suppress(OSError, TypeError):  # it has no file
+                yield digest(inspect.getsource(module))
 
 
 def _run(
