@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
 import pytest
+import torch
 
 from architectures import ALL, RECURRENT, build, prompt
+from draftsmith import accelerate
 from draftsmith.engine.engine import Engine
 from draftsmith.model.load import load
 
@@ -134,3 +137,25 @@ def test_e10_states_are_copied_attention_is_not_and_that_is_said(drafter: str, l
         found = engine.generate([*shared, *prompt(tail, 20 + tail + reused)], **options)
         assert found.stats.reused_tokens == reused
         assert any(AGAIN.search(said) for said in found.notices) is (tail > 12 and not reused)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_training_between_answers(fused: bool) -> None:
+    """Fused optimizers, which `Trainer` uses, write to weights without counting versions."""
+    engine, ids = engine_of("llama"), prompt(150)
+    model = engine.model.model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, fused=fused)
+    with accelerate(model, prepack=True):
+        for _ in range(3):
+            wanted = alone(Engine(load(copy.deepcopy(model))), ids, max_new_tokens=12)
+            for again in (False, True):
+                answer = engine.generate(ids, max_new_tokens=12)
+                assert answer.tokens == wanted
+                assert (answer.stats.reused_tokens > 0) is again
+            accelerated = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)
+            assert accelerated[0, 150:].tolist() == wanted
+            model.train()
+            model(torch.tensor([ids]), labels=torch.tensor([ids])).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()

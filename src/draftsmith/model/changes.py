@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.modules import module as modules
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _RECORDING = ("transformers.", "draftsmith.model.taps")
 """Modules with hooks that record outputs."""
+
+
+class OptimizerSteps:
+    """Counts the steps of all optimizers: fused ones count no versions of weights they write."""
+
+    count: ClassVar[int] = 0
+
+    @classmethod
+    def add(cls, *_: object) -> None:
+        """Count one; torch calls it after each step."""
+        cls.count += 1
+
+
+register_optimizer_step_post_hook(OptimizerSteps.add)
 
 
 def stored(tensor: Any) -> Iterator[Tensor]:
@@ -48,11 +63,11 @@ def state(model: torch.nn.Module) -> tuple[int, ...]:
     """Return a key that is equal as long as no weight, hook or adapter of the model changed.
 
     It notices weights and buffers that were written, replaced or moved, exchanged modules and
-    `forward` methods, forward hooks, and adapters that were switched. It does not notice writes
-    through `.data` or to weights that count no versions, nor numbers that modules keep as
-    attributes.
+    `forward` methods, forward hooks, steps of optimizers, and adapters that were switched. It does
+    not notice other writes through `.data` or to weights that count no versions, nor numbers that
+    modules keep as attributes.
     """
-    found = [0, 0, 0, hash((*hooks(model),))]
+    found = [0, 0, 0, hash((*hooks(model),)), OptimizerSteps.count]
     for module in model.modules():
         found[0] = hash((found[0], id(module), id(replaced(module))))
         for tensor in (*module._parameters.values(), *module._buffers.values()):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from draftsmith.errors import UnsupportedError, first_line
+from draftsmith.model.changes import OptimizerSteps
 
 _ROWS = 16
 """Rows for which the layout is made; it is good for every width from 1 to 32."""
@@ -350,9 +351,10 @@ def _bias(biases: Sequence[Tensor | None]) -> Tensor | None:
     return _together(found) if found else None
 
 
-def _state(tensor: Tensor) -> tuple[int, int]:
+def _state(tensor: Tensor) -> tuple[int, ...]:
     """Return a key that changes when a tensor is written to, except through `.data`."""
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+    version = 0 if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), version, OptimizerSteps.count
 
 
 def _lay_out(weight: Tensor) -> Tensor:
