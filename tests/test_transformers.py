@@ -653,6 +653,15 @@ def test_peft_model() -> None:
     assert "generate" not in vars(model.get_base_model())
 
 
+def test_labels_of_an_evaluation_change_nothing(llama: Any) -> None:
+    """`Seq2SeqTrainer` passes on the labels of the batch that it evaluates."""
+    options = {"max_new_tokens": 30, "do_sample": False, "labels": PROMPT}
+    expected = llama.generate(PROMPT, **options)
+    with accelerate(llama, oracle(expected), budget=8) as handle:
+        same(llama.generate(PROMPT, **options), expected)
+        assert handle.last_notice is None
+
+
 @pytest.mark.slow
 def test_double_precision(llama: Any) -> None:
     """`generate` rounds logits to single precision before anything else; so do we."""

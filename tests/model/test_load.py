@@ -226,6 +226,24 @@ def test_learned_virtual_tokens_decode_as_with_generate(kind: str) -> None:
         assert Engine(loaded).generate(prompt(9), max_new_tokens=4).tokens == expected.tolist()
 
 
+def test_an_adapter_that_looks_for_tokens_in_its_passes_is_refused() -> None:
+    peft = pytest.importorskip("peft")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = peft.LoraConfig(
+            task_type="CAUSAL_LM", target_modules=["q_proj"], alora_invocation_tokens=[40, 41]
+        )
+        model = peft.get_peft_model(build("llama"), config).eval()
+    with pytest.raises(UnsupportedError, match="the adapter's invocation tokens"):
+        load(model)
+
+
+def test_a_folder_with_an_adapter_alone(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(LoadError, match="is an adapter: load it with transformers or PEFT"):
+        load(tmp_path)
+
+
 def test_a_device_map(folder: Path) -> None:
     names = ("embed_tokens", "layers.0", "layers.1", "norm", "rotary_emb")
     parts = {f"model.{name}": "cpu" for name in names} | {"lm_head": "cpu"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -13,7 +14,10 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaAttention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaForCausalLM
 
 import draftsmith
 from architectures import ALL, RECURRENT, TREES, build, prompt
@@ -290,6 +294,75 @@ def test_a_subclassed_attention_is_not_judged_by_its_parent(kind: type[nn.Module
     assert found.reasons
 
 
+def nearby(latest: int, first: int, queries: int, keys: int) -> Tensor:
+    """Which keys (q, k) are among the latest ones of each query, or the first ones."""
+    query, key = torch.arange(keys - queries, keys)[:, None], torch.arange(keys)
+    return (key <= query) & ((key > query - latest) | (key < first))
+
+
+def registered_by_a_user() -> Any:
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: Any, **more: Any
+    ) -> Any:
+        mask = nearby(24, 4, query.shape[2], key.shape[2])[None, None]
+        return sdpa_attention_forward(module, query, key, value, mask, **more)
+
+    AttentionInterface.register("nearby", attend)
+    AttentionMaskInterface.register("nearby", sdpa_mask)
+    return build("llama", attention="nearby")
+
+
+class Nearby(LlamaAttention):
+    """Hides all but the latest 24 keys in the mask that it is given."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        mask = kwargs["attention_mask"]
+        seen = nearby(24, 0, *mask.shape[2:])
+        bare = torch.finfo(torch.float32).min
+        seen = mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, bare)
+        return super().forward(*args, **kwargs | {"attention_mask": seen})
+
+
+def narrowing() -> Any:
+    model = with_own_attention(Nearby)
+    model.set_attn_implementation("eager")
+    return model
+
+
+@pytest.mark.parametrize("make", [registered_by_a_user, narrowing])
+def test_windows_longer_than_the_texts_of_the_test_are_kept(make: Callable[[], Any]) -> None:
+    model, ids = make(), prompt(60)
+    wanted = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, 60:]
+    whole = build("llama").generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, 60:]
+    assert not wanted.equal(whole), "the window matters"
+    engine = Engine(load(model), drafter="copyspec(gamma=1)")
+    assert engine.generate(ids, max_new_tokens=12).tokens == wanted.tolist()
+    assert not engine.model.capabilities.packed
+    assert engine.notices
+
+
+class LastOnly(LlamaForCausalLM):
+    """Returns the logits of the last position, whatever it is asked for."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = output.logits[:, -1:]
+        return output
+
+
+def test_logits_of_the_last_position_alone_are_refused_as_what_they_are() -> None:
+    model = build("llama")
+    model.__class__ = LastOnly
+    with pytest.raises(UnsupportedError, match="fewer positions than it is asked for"):
+        load(model)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+def test_a_loss_of_routers_costs_no_drafts(name: str) -> None:
+    found = examined(build(name, output_router_logits=True), BOUND)
+    assert (found.shape, found.packed, found.reasons) == ("tree", True, ())
+
+
 @pytest.mark.parametrize("in_prefill", [False, True])
 def test_a_hook_that_tells_prompts_from_answers_gets_no_drafts(in_prefill: bool) -> None:
     """It looks at how many tokens a pass has: a pass with a draft is neither."""
@@ -327,6 +400,21 @@ def test_rows_that_share_a_scale_are_found(name: str) -> None:
     wanted = model.generate(torch.tensor([ids]), max_new_tokens=8, do_sample=False)[0, 9:]
     engine = draftsmith.Engine(load(model))
     assert engine.generate(ids, max_new_tokens=8).tokens == wanted.tolist()
+
+
+def test_a_scale_that_later_tokens_move_far_is_no_look_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The scales of a real model's passes change its logits by more than the limit."""
+    monkeypatch.setattr("draftsmith.model.search.NOT_CAUSAL", 1e-3)
+    monkeypatch.setattr("draftsmith.model.probe.NOT_CAUSAL", 1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        linear = {nn.Linear}
+        model = torch.ao.quantization.quantize_dynamic(build("llama"), linear, dtype=torch.qint8)
+        found = examined(model, BOUND)
+    assert found.shape == "plain"
+    assert "per-tensor dynamic quantization" in found.reasons[0]
 
 
 @pytest.mark.parametrize("name", ["llama", "bloom", "lfm2", "mamba"])

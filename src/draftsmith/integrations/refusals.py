@@ -74,7 +74,7 @@ def of_call(config: Any, inputs: Mapping[str, Any]) -> str | None:
     if asked := [name for name in _NEEDS_PLAIN if getattr(config, name, None)]:
         return f"{', '.join(asked)} needs plain decoding"
     given = {name for name, value in inputs.items() if value is not None}
-    extra = sorted(given - {"input_ids", "attention_mask"})
+    extra = sorted(given - {"input_ids", "attention_mask", "labels"})
     return f"{', '.join(extra)} was given" if extra else None
 
 

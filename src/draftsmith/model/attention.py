@@ -24,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from draftsmith.errors import UnsupportedError
+from draftsmith.model.masks import EVERYTHING
 from draftsmith.model.seen import Seen
 
 MOST_GROUPED = 160
@@ -105,6 +106,7 @@ def packed_attention(
         dropout
         or attention_mask is None
         or attention_mask.shape[-2:] != (1, 1)
+        or _altered(attention_mask)
         or query.shape[1] % key.shape[1]
         or (unknown and any(kwargs[name] is not None for name in unknown))
     ):
@@ -116,6 +118,13 @@ def packed_attention(
     watched = None if torch.compiler.is_compiling() else _watched.get()
     look = watched.get(module) if watched else None
     return _attend_packed(module, query, packed, (scaling, softcap, s_aux), look), None
+
+
+def _altered(mask: Tensor) -> bool:
+    """Whether the model made a mask of its own from ours, as far as the address shows."""
+    if torch.compiler.is_compiling() or not mask.is_cpu:
+        return False
+    return mask.data_ptr() != EVERYTHING.data_ptr()
 
 
 def _attend_packed(

@@ -52,6 +52,8 @@ class Forward:
         self._drops = bool(getattr(text, "num_kv_shared_layers", 0))
         """Whether it may drop positions that a number leaves out before its last layers, for which
         our masks have other sizes (Gemma 4)."""
+        self._routers = bool(getattr(text, "output_router_logits", False))
+        """Whether it would compute a loss of its routers, for which our masks have other sizes."""
         self._cache = cache_name(unwrapped(model).forward)
         self.device = input_device(model)
         self._head_device = torch.device("cpu")
@@ -107,6 +109,8 @@ class Forward:
             options["cache_position"] = positions[0]
         if self._keep is not None:
             options[self._keep] = last
+        if self._routers:
+            options["output_router_logits"] = False
         if taps is None:
             return self._run(self._model, cache, options)
         with taps.recording():

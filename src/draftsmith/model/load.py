@@ -173,6 +173,11 @@ def _check_live(model: Any) -> None:
             f"{kind} has no language model head; load the checkpoint with AutoModelForCausalLM"
         )
     check_mode(model)
+    if getattr(getattr(model, "active_peft_config", None), "alora_invocation_tokens", None):
+        raise UnsupportedError(
+            f"{kind} looks for the adapter's invocation tokens in the ids of each pass, so only "
+            "its own generate can decode it: use accelerate(model), which leaves such calls to it"
+        )
     modules = dict(model.named_modules())
     if any(hasattr(module, "_hf_hook") for module in modules.values()):
         return  # offloaded weights are loaded when they are needed
@@ -292,6 +297,10 @@ def _check_folder(source: str) -> None:
     if not folder.is_dir():
         raise LoadError(f"{source} is a file; give a folder that has config.json")
     if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise LoadError(
+                f"{source} is an adapter: load it with transformers or PEFT, and give the model"
+            )
         raise LoadError(f"{source} has no config.json; save a model with model.save_pretrained()")
     if not any(folder.glob("*.safetensors")):
         found = sorted(p.name for p in folder.glob("*.bin"))

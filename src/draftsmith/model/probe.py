@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -42,11 +42,21 @@ def probe(loaded: LoadedModel) -> Capabilities:
     Raises UnsupportedError if its logits depend on later tokens, since it cannot generate then.
     """
     with torch.inference_mode():
+        claim = None
         try:
-            found = _confirmed(loaded, _of_architecture(loaded))
+            claim = _of_architecture(loaded)
+            found = _confirmed(loaded, claim)
         except UnsupportedError as error:
-            found = replace(search(loaded), searched=str(error))
+            # Its scales may depend on all tokens of a pass, so ask the copy, which has none.
+            causal = claim is not None and _quantized(loaded.model)
+            found = replace(search(loaded, causal=causal), searched=str(error))
     return replace(found, windows=any(windows_by_layer(loaded.config)))
+
+
+def _quantized(model: Any) -> bool:
+    """Whether the model or a part of it is quantized, as torch and transformers name it."""
+    files = (type(module).__module__ for module in model.modules())
+    return getattr(model, "is_quantized", False) or any(".quantized." in file for file in files)
 
 
 def with_store(loaded: LoadedModel, store: str | None) -> LoadedModel:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.core.draft import Draft
+from draftsmith.errors import UnsupportedError
 from draftsmith.model.forward import Forward, cache_of, is_compiled
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.own_cache import first_recurrent_state
@@ -240,6 +241,8 @@ def _whole(forward: Forward, texts: Sequence[list[int]]) -> tuple[Tensor, Any]:
         output = forward(texts, positions, None, None, 0)
     except (ValueError, TypeError, AttributeError, NotImplementedError):
         output = forward(texts, positions, None, False, 0)
+    if output.logits.shape[1] < len(texts[0]):
+        raise UnsupportedError("it returns logits of fewer positions than it is asked for")
     return output.logits[:, -len(texts[0]) :], cache_of(output)
 
 

@@ -88,6 +88,16 @@ def own_name(config: Any) -> str | None:
     return "eager" if name == NAME else name
 
 
+def foreign_attention(config: Any) -> str | None:
+    """Return the name of an attention function that a user registered; None if there is none."""
+    name = own_name(config)
+    function = ALL_ATTENTION_FUNCTIONS.get(name)
+    home = getattr(getattr(function, "func", function), "__module__", "transformers.")
+    # A name with "/" is a kernel of the hub, which computes the same as transformers.
+    known = "/" in str(name) or home.startswith(("transformers.", "draftsmith."))
+    return None if known else name
+
+
 def _attention(module: Module, query: Tensor, key: Tensor, *args: Any, **options: Any) -> Any:
     """Call our function for keys of our caches, else the one the user's configuration names."""
     function = packed_attention if hasattr(key, "packed") else _own_function(module)

@@ -22,7 +22,7 @@ from draftsmith.model.forward import unwrapped
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.own_cache import first_recurrent_state, recurrent_cache
 from draftsmith.model.reference import LEAVES, PROMPT, Finding, Reference, distance, rounding_floor
-from draftsmith.model.registered import NAME, own_name
+from draftsmith.model.registered import NAME, foreign_attention, own_name
 from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
 from draftsmith.model.windows import unknown_window
@@ -35,13 +35,15 @@ ACCEPTED = LEAVES[1][:-1]
 Check = Callable[[Runner, Reference], list[Finding]]
 
 
-def search(loaded: LoadedModel) -> Capabilities:
+def search(loaded: LoadedModel, *, causal: bool = False) -> Capabilities:
     """Find the most that a model can do; `loaded.capabilities` is ignored.
+
+    `causal`: later tokens do not matter, whatever the logits say: quantization changes them.
 
     Raises UnsupportedError if its logits depend on later tokens, since it cannot generate then.
     """
     reference = Reference.of(loaded, at_once=False)
-    if reference.disturbed > NOT_CAUSAL:
+    if reference.disturbed > NOT_CAUSAL and not causal:
         raise UnsupportedError(
             f"{loaded.name} attends to later tokens (they change its logits by "
             f"{reference.disturbed:.0%}), so it is not a causal language model"
@@ -141,6 +143,8 @@ def _slot_dependence(config: Any) -> str | None:
 
     Known by configuration, because the self-test's texts are too short to show it.
     """
+    if (name := foreign_attention(config)) is not None:
+        return f"its attention function {name!r} is not one of transformers' own"
     if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo
         return "its attention windows count slots, not positions"
     if getattr(config, "attention_chunk_size", None) is not None:  # Llama 4
