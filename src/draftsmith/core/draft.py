@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from draftsmith.errors import DrafterError
+from draftsmith.values import integers
 
 ROOT = -1
 """Parent index of first-level nodes: the last committed token."""
@@ -228,6 +229,11 @@ class Draft:
             raise DrafterError(
                 f"{who}: tokens, parents and source must have equal lengths, got {total}, "
                 f"{len(self.parents)} and {len(self.source)}"
+            )
+        numbers = *self.tokens, *self.parents, *(self.depths or ())
+        if integers(numbers) is None or not all(isinstance(one, str) for one in self.source):
+            raise DrafterError(
+                f"{who}: tokens, parents and depths must be integers, and source must be names"
             )
         if total > budget:
             raise DrafterError(f"{who}: a draft of {total} nodes exceeds the budget of {budget}")
