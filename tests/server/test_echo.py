@@ -139,6 +139,15 @@ def test_s5_end_tokens_within_a_prompt_and_options_change_nothing(client: TestCl
     assert choice["logprobs"]["tokens"][:3] == ["<s>", tiny.tokenizer().decode([5]), "</s>"]
 
 
+def test_offsets_count_special_tokens_that_the_prompt_names(client: TestClient) -> None:
+    prompt = "<s>hello world</s>the fox"
+    (choice,) = ask(client, **HARNESS | {"prompt": prompt})
+    seen = choice["logprobs"]
+    assert "</s>" in seen["tokens"]
+    for token, start in zip(seen["tokens"], seen["text_offset"], strict=True):
+        assert prompt[start:].startswith(token)
+
+
 def counting(made: Api) -> list[int]:
     """A list that gets an item with every pass."""
     passes: list[int] = []

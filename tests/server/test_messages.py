@@ -11,6 +11,7 @@ from serving import (
     CHAT,
     MESSAGES,
     OPENED,
+    RESPONSES,
     USER,
     Ask,
     api_of,
@@ -19,6 +20,7 @@ from serving import (
     responded,
     stream_of,
     streamed_calls,
+    templated,
 )
 
 import tiny
@@ -261,3 +263,47 @@ def test_a_call_that_is_cut_off_keeps_its_arguments_so_far(ask: Ask, limit: int)
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
     assert response["status"] == "incomplete"
     assert response["output"][1]["arguments"] == written
+
+
+STRICT = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}<{{ m.role }} {{ m.content }}>"
+    "{% endfor %}"
+)
+FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning') }}{% endif %}"
+    "<{{ m.role }} {{ m.content }}>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "shown", "warned"),
+    [
+        (tiny.TEMPLATE, None, ""),
+        (FIRST, "<system a\n\nb><user c><user d><assistant e><user f>", "after others"),
+        (STRICT, "<user a\n\nb\n\nc\n\nd><assistant e><user f>", "at all"),
+    ],
+)
+def test_the_order_of_roles_is_one_that_the_template_accepts(
+    template: str, shown: str | None, warned: str
+) -> None:
+    """Codex sends two system messages, and Claude Code sends some between others."""
+    roles = ["developer", "developer", "user", "developer", "assistant", "developer"]
+    told = [{"role": r, "content": text} for r, text in zip(roles, "abcdef", strict=True)]
+    turns = [one | {"role": one["role"].replace("developer", "system")} for one in told]
+    with templated(template) as client:
+        turned = {"max_tokens": 1, "system": "a", "messages": turns[1:]}
+        for path, body in (MESSAGES, turned), (RESPONSES, {"input": told, "max_output_tokens": 1}):
+            response = client.post(path, json=body)
+            assert response.status_code == 200
+            assert warned in response.headers.get("Warning", "")
+            if shown is not None:
+                usage, wanted = response.json()["usage"], tiny.tokenizer()(shown)["input_ids"]
+                assert usage["input_tokens"] == len(wanted)
+
+
+def test_types_of_thinking(ask: Ask) -> None:
+    for kind in ("adaptive", "between_tools", "disabled"):
+        body = {"max_tokens": 1, "messages": [USER], "thinking": {"type": kind}}
+        assert ask(MESSAGES, PLAIN, None, **body).status_code == 200

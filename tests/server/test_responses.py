@@ -109,3 +109,25 @@ def test_a_response_has_an_item_of_reasoning(ask: Ask) -> None:
     items = [(item["type"], item["content"][0]["text"]) for item in response["output"]]
     assert items == [("reasoning", "the fox"), ("message", "hello")]
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+
+
+def test_tools_of_a_namespace_are_functions(ask: Ask) -> None:
+    """Codex sends those of an MCP server so."""
+    tools = [{"type": "namespace", "name": "mcp__w", "description": "?", "tools": [TOOL]}]
+    response, _ = responded(ask, CALLING, None, tools=tools, tool_choice="required")
+    (call,) = response["output"]
+    assert (call["type"], call["namespace"], call["name"]) == ("function_call", "mcp__w", "add")
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "5"}
+    body = {"input": [{"role": "user", "content": "hello"}, call, result], "tools": tools}
+    again = ask(RESPONSES, CALLING, "so", **body)
+    assert "Warning" not in again.headers
+    plain = {**call, "name": "mcp__w__add"}
+    del plain["namespace"]
+    flat = {**TOOL, "name": "mcp__w__add"}
+    body = {"input": [{"role": "user", "content": "hello"}, plain, result], "tools": [flat]}
+    usual = ask(RESPONSES, CALLING, "so", **body)
+    assert again.json()["usage"]["input_tokens"] == usual.json()["usage"]["input_tokens"]
+    unreadable = [{"type": "namespace", "name": "w", "tools": [5]}]
+    assert "of the type None was ignored" in ask(
+        RESPONSES, CALLING, "so", input="hello", tools=unreadable
+    ).headers["Warning"]  # fmt: skip

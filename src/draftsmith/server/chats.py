@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from draftsmith.server.calls.as_channels import FINAL
@@ -17,7 +17,7 @@ from draftsmith.server.schema import ChatRequest, Message, ResponseFormat
 from draftsmith.server.tools import USUAL, described, forced_call, with_calls
 from draftsmith.text.grammar import Grammar
 from draftsmith.text.thoughts import Thoughts
-from draftsmith.text.tokenizer import OPENING, continues, decode, reserved
+from draftsmith.text.tokenizer import OPENING, continues, decode, reserved, sample
 from draftsmith.values import shown
 
 
@@ -48,8 +48,8 @@ class Chat:
 
         Raise Refusal or OptionError for invalid combinations.
         """
-        messages = [message.plain() for message in body.messages]
         template = variables(body, tokenizer)
+        messages = accepted([one.plain() for one in body.messages], tokenizer, template, ignored)
         if body.messages[-1].role == "assistant" and not template.keys() & {*OPENING}:
             raise Refusal(
                 f"the last message is the assistant's: send {OPENING[0]}=true to continue it, or "
@@ -202,3 +202,45 @@ def grammar_of(given: ResponseFormat | None) -> Grammar | None:
         f"{shown(given.sent())}",
         param="response_format",
     )
+
+
+_LATER = ("user", "assistant", "system", "user", "system", "assistant", "user")
+"""Roles of a chat with system messages after others."""
+
+
+def accepted(
+    messages: Sequence[dict[str, Any]],
+    tokenizer: Any,
+    template: Mapping[str, Any],
+    ignored: Ignored,
+) -> list[dict[str, Any]]:
+    """Return the messages with their roles in an order that the chat template accepts.
+
+    Some templates accept a system message at the beginning only, or none, and some refuse two
+    messages of the user in a row. There, a system message becomes the user's, and messages of one
+    role that follow each other are joined. `template`: its variables.
+    """
+
+    @cache
+    def takes(*roles: str) -> bool:
+        chat = [{"role": role, "content": "hello"} for role in roles]
+        return bool(sample(tokenizer, chat, template))
+
+    made = list[dict[str, Any]]()
+    for message in messages:
+        last, role = made[-1]["role"] if made else None, message["role"]
+        if role not in ("system", "user") or not takes("user"):
+            made.append(message)
+            continue
+        if role == "system" != last and not takes(*(_LATER if made else ("system", "user"))):
+            role = "user"
+            ignored.add(
+                "the chat template accepts no system message "
+                f"{'after others' if made else 'at all'}; it is shown as the user's"
+            )
+        if role == last and not takes(role, role, *(["user"] if role == "system" else [])):
+            texts = filter(None, (made[-1]["content"], message["content"]))
+            made[-1] = {**made[-1], "content": "\n\n".join(texts)}
+        else:
+            made.append({**message, "role": role})
+    return made

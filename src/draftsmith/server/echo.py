@@ -72,11 +72,16 @@ def echo_of(
     none. The sequence is None if there is nothing to compute. Raises PromptError.
     """
     ids, tokenizer = engine.prepare({}).encode(prompt), engine.model.tokenizer
-    decoder, text, starts = StreamDecoder(tokenizer), "", list[int]()
+    # A prompt that is a text comes back with the special tokens that it names.
+    named = isinstance(prompt, str)
+    decoder, text, starts = StreamDecoder(tokenizer, special=named), "", list[int]()
     for token in ids:
         text += decoder.push(token)
         starts.append(decoder.start)
-    text = prompt if isinstance(prompt, str) else text + decoder.unfinished()
+    text += decoder.unfinished()
+    if named and text.endswith(prompt):  # a special token may have been added before it
+        starts = [max(0, start - len(text) + len(prompt)) for start in starts]
+    text = prompt if named else text
     echo = Delta([TextPart(text)], offsets=starts)
     if top is None:
         return echo, None

@@ -54,8 +54,9 @@ class Ignored:
             self.section(part, where)
 
     def add(self, warning: str) -> None:
-        """Add a warning."""
-        self._warnings.append(warning)
+        """Add a warning, once."""
+        if warning not in self._warnings:
+            self._warnings.append(warning)
 
     def section(self, part: Section, where: str) -> None:
         """Add a warning for each unknown field of a part of the request, and of its parts."""

@@ -154,8 +154,9 @@ def _messages(turn: Turn, where: str, ignored: Ignored) -> list[Message]:
             texts.append(block.text)
     if not (results or texts or turn.role == "assistant"):
         raise Refusal(f"{where} needs content; send a text", param="messages")
-    if turn.role == "user":
-        return [*results, *([Message(role="user", content="\n".join(texts))] if texts else [])]
+    if turn.role != "assistant":
+        said = [Message(role=turn.role, content="\n".join(texts))] if texts else []
+        return [*results, *said]
     message = Message(role="assistant", content="\n".join(texts), tool_calls=calls)
     message.reasoning_content = thoughts or None
     return [message]

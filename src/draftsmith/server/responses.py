@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -68,7 +68,23 @@ def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
         "thinking_token_budget": body.thinking_token_budget,
         "add_generation_prompt": True,
     }
-    return translated(messages, body.tools, _function, asked, ignored)
+    return translated(messages, [*flattened(body.tools)], _function, asked, ignored)
+
+
+def flattened(tools: Sequence[dict[str, Any]] | None) -> Iterator[dict[str, Any]]:
+    """Yield tools, and instead of a namespace its tools, with its name before their names."""
+    for tool in tools or ():
+        inner, space = tool.get("tools"), tool.get("name")
+        if tool.get("type") != "namespace" or not isinstance(inner, list):
+            yield tool
+            continue
+        for one in inner:
+            named = one if isinstance(one, dict) else {}
+            yield {**named, "namespace": space, "name": _full_name(space, named.get("name"))}
+
+
+def _full_name(namespace: object, name: object) -> str:
+    return f"{namespace}__{name}"
 
 
 def _choice(choice: str | Mapping[str, Any] | None, ignored: Ignored) -> Any:
@@ -92,8 +108,8 @@ def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[st
     """
     kind = given.get("type")
     if kind == "function":
-        ignored.fields(given, ("type", *FUNCTION), where)
-        return {name: value for name, value in given.items() if name != "type"}
+        ignored.fields(given, ("type", "namespace", *FUNCTION), where)
+        return {name: given[name] for name in given if name not in ("type", "namespace")}
     if kind != "custom":
         return None
     tool = CustomTool.of(given, where)
@@ -191,8 +207,8 @@ _RESULT = ("output", "error")
 _ITEMS = {
     "message": ("role", "content", "name"),
     "reasoning": ("content",),
-    "function_call": ("call_id", "name", "arguments", *_RESULT),
-    "custom_tool_call": ("call_id", "name", "input", *_RESULT),
+    "function_call": ("call_id", "namespace", "name", "arguments", *_RESULT),
+    "custom_tool_call": ("call_id", "namespace", "name", "input", *_RESULT),
     "function_call_output": ("call_id", "name", *_RESULT),
     "custom_tool_call_output": ("call_id", "name", *_RESULT),
 }
@@ -248,6 +264,8 @@ def _call_of(item: Mapping[str, Any]) -> dict[str, Any]:
         given = {name: item[name] for name in item if name in known and item[name] is not None}
         arguments = item.get("arguments") or json.dumps(given, ensure_ascii=False)
         function = {"name": item.get("name", kind.removesuffix("_call")), "arguments": arguments}
+    if item.get("namespace"):
+        function["name"] = _full_name(item["namespace"], function["name"])
     return {"id": _call_id(item), "function": function}
 
 
@@ -307,12 +325,16 @@ class ResponsesAnswer(PartAnswer):
         item: dict[str, Any] = {"status": "in_progress"}
         self._items.append(item)
         if isinstance(part, Call):
-            custom = {"type": "custom", "name": part.name}
-            if any(custom.items() <= tool.items() for tool in self.asked.tools or ()):
+            tools = flattened(self.asked.tools)
+            tool = next((tool for tool in tools if tool.get("name") == part.name), {})
+            if tool.get("type") == "custom":
                 item |= {"type": "custom_tool_call", "id": new_id("ctc_"), "input": ""}
             else:
                 item |= {"type": "function_call", "id": new_id("fc_"), "arguments": ""}
             item |= {"call_id": part.id, "name": part.name}
+            if (space := tool.get("namespace")) is not None:
+                short = part.name.removeprefix(_full_name(space, ""))
+                item |= {"namespace": space, "name": short}
             return [self._item("added")]
         item["content"] = list[Any]()
         if part.thought:

@@ -428,7 +428,7 @@ class Block(Section):
 class Turn(Section):
     """One message in Anthropic's format."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]]
 
 
@@ -450,7 +450,7 @@ class Choice(Section):
 
 
 class Thinking(Section):
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
 
 
