@@ -55,7 +55,7 @@ LOGGING: dict[str, Any] = {
 
 
 class Draining(uvicorn.Server):
-    """A server that finishes running requests on SIGTERM or Ctrl-C, within a time limit."""
+    """A server that finishes running requests within a time limit on SIGTERM, SIGHUP or Ctrl-C."""
 
     def __init__(self, config: uvicorn.Config, api: Api) -> None:
         super().__init__(config)
@@ -65,6 +65,11 @@ class Draining(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn skips it, and its cancelled task is logged as an error
+            await self.lifespan.shutdown()
 
     def run(self, sockets: Any = None) -> None:
         super().run(sockets)
@@ -77,6 +82,9 @@ class Draining(uvicorn.Server):
         if threading.current_thread() is threading.main_thread():
             for number in HANDLED_SIGNALS:
                 signal.signal(number, self.handle_exit)
+            hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+            if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # as in nohup
+                signal.signal(hangup, self.handle_exit)
         yield
 
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
