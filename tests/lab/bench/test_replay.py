@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -241,6 +245,38 @@ def test_a_killed_process_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPa
     result = call("replay", folder / "log.jsonl", "--processes", 2)
     assert result.exit_code == 1
     assert "give fewer --processes" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="asks for processes as POSIX does")
+def test_workers_end_with_the_process_that_started_them() -> None:
+    code = """if __name__ == "__main__":
+        import multiprocessing, os
+        from concurrent.futures import ProcessPoolExecutor
+        from draftsmith.lab.bench import sweep
+        pool = ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn"), sweep._begin_worker
+        )
+        print(pool.submit(os.getpid).result(), flush=True)
+        os.kill(os.getpid(), 9)
+    """
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    worker = int(done.stdout)
+    for _ in range(6000):
+        try:
+            os.kill(worker, 0)
+        except ProcessLookupError:
+            return
+        if _is_zombie(worker):
+            return
+        time.sleep(0.01)
+    pytest.fail("the worker goes on")
+
+
+def _is_zombie(process: int) -> bool:
+    """Whether it has ended, and nobody asked how."""
+    status = Path(f"/proc/{process}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 @pytest.mark.slow

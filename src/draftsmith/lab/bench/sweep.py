@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
+import os
 import signal
 import sys
 import threading
@@ -168,7 +169,7 @@ def _run(
         return
     # Spawned, not forked: torch's threads do not survive a fork.
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, spawn, torch.set_num_threads, (1,))
+    pool = ProcessPoolExecutor(processes, spawn, _begin_worker)
     try:
         chunks = [jobs[i : i + CHUNK] for i in range(0, len(jobs), CHUNK)]
         with _deaf_to_interrupts():
@@ -182,6 +183,19 @@ def _run(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    """Compute in one thread, and end when the process that started this one has ended."""
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+
+    def end_with_parent() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 @contextmanager
