@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import io
 import json
 import os
 import re
@@ -25,8 +26,10 @@ from typing import Annotated, Any, get_type_hints
 import pytest
 import torch
 from cyclopts import Parameter
+from cyclopts.completion.detect import ShellDetectionError
 from gguf import GGMLQuantizationType as Kind
 from huggingface_hub import HfApi, constants
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
@@ -42,6 +45,7 @@ from draftsmith.cli import loading
 from draftsmith.cli import run as cli_run
 from draftsmith.cli.commands import HELP, application
 from draftsmith.cli.options import ModelOptions, PlaceOptions, Sampling
+from draftsmith.cli.report import interactive
 from draftsmith.core.drafter import Drafter
 from draftsmith.core.sampling import SamplingParams
 from draftsmith.drafters import registry
@@ -403,6 +407,7 @@ def test_missing_tokenizer_or_template(tmp_path: Path) -> None:
     folder = save(tmp_path / "plain", template=False)
     assert "chat template" in fails(2, "chat", "-m", folder)
     assert "chat template" in fails(2, "run", "-m", folder, "hello", "--system", "be brief")
+    assert call("run", "-m", folder, "hello", "--system", "").exit_code == 0
     assert call("run", "-m", folder, "hello", "--max-new-tokens", "3").exit_code == 0
 
 
@@ -710,6 +715,28 @@ def test_what_takes_long_is_said_in_a_pipe_too(model: str, monkeypatch: pytest.M
     assert lines[0] == f"loading {Path(model).name} …"
     assert lines[1].startswith("waiting for the first token …")
     assert all(seconds > 1 for seconds in started)
+
+
+def test_lines_are_drawn_again_only_where_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    found = []
+    for file, term in (Terminal(), "xterm"), (Terminal(), "dumb"), (io.StringIO(), "xterm"):
+        monkeypatch.setenv("TERM", term)
+        found.append(interactive(Console(file=file)))
+    assert found == [True, False, False]
+
+
+def test_completion_for_a_shell_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise ShellDetectionError("no SHELL")
+
+    monkeypatch.setattr("cyclopts.completion.detect.detect_shell", unknown)
+    assert "name bash, zsh, fish or powershell" in fails(2, "--show-completion")
+    assert "_draftsmith" in call("--show-completion", "bash").stdout
 
 
 @pytest.mark.parametrize("name", ["SmolLM2", "edit7m"])

@@ -74,6 +74,9 @@ def test_markers_change_no_white_space(monkeypatch: pytest.MonkeyPatch) -> None:
     run = partial(run_command, "run", prompt, "--raw", "--max-new-tokens", "24")
     plain, marked = run().stdout, run("--attribute").stdout
     assert "\r\n\tcc" in plain
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FORCE_COLOR", "1")
+        assert run().stdout == plain, "a file gets what the model wrote"
     assert "⟦" in marked
     assert re.sub(r"⟦|⟧\[\d+:\d+\]", "", marked) == plain
 

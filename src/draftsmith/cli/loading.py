@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from draftsmith import builtin
 from draftsmith.cli.options import ModelOptions, PlaceOptions
-from draftsmith.cli.report import note, stderr
+from draftsmith.cli.report import interactive, note, stderr
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.storage import expanded
 
@@ -137,7 +137,7 @@ PATIENCE = 10.0
 def waiting(what: str) -> Iterator[None]:
     """Say on stderr what takes long: in a terminal at once, else when it has taken `PATIENCE`."""
     console = stderr()
-    if console.is_terminal:
+    if interactive(console):
         with console.status(what):
             yield
         return
@@ -181,7 +181,7 @@ def progress(*, transient: bool = False) -> Progress:
 
     console, text = stderr(), TextColumn("{task.description}")
     columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    silent = not console.is_terminal
+    silent = not interactive(console)
     return Progress(*columns, console=console, disable=silent, transient=transient)
 
 

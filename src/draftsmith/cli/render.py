@@ -53,7 +53,7 @@ class AnswerPrinter:
         if not piece.text:
             return
         self._last = piece.text[-1]
-        text = visible(piece.text) if self._console.is_terminal else piece.text
+        text = visible(piece.text) if sys.stdout.isatty() else piece.text
         if self._coloured:
             self._console.out(text, style=self._style(piece.source) or None, end="")
         else:

@@ -77,6 +77,11 @@ def _out_of_memory(error: BaseException) -> bool:
     return named or "can't allocate memory" in str(error)
 
 
+def interactive(console: Console) -> bool:
+    """Whether it is a terminal that can redraw lines. FORCE_COLOR makes files "terminals", too."""
+    return console.file.isatty() and not console.is_dumb_terminal
+
+
 @cache
 def stderr() -> Console:
     """The console for all but the answer; only one, so that notes stand above a spinner."""
@@ -86,7 +91,7 @@ def stderr() -> Console:
 def stdout(*, stderr: bool = False) -> Console:
     """The console for the answer."""
     console = Output(stderr=stderr, highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
+    if not console.file.isatty():
         console.width = 10_000  # files and pipes get whole lines
     return console
 

@@ -99,7 +99,7 @@ class PromptOptions:
         """Return the prompt: messages if there is a chat template, else text."""
         has_template = bool(getattr(engine.model.tokenizer, "chat_template", None))
         plain = self.raw or not has_template
-        if plain and self.system is not None:
+        if plain and self.system:
             why = "--raw leaves it out" if self.raw else "this model has no chat template"
             raise OptionError(f"--system needs a chat template, and {why}")
         messages = None
@@ -116,7 +116,7 @@ class PromptOptions:
                 )
         if plain:
             return text
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        system = [{"role": "system", "content": self.system}] if self.system else []
         return system + (messages or [{"role": "user", "content": text}])
 
 

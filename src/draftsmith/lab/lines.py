@@ -141,7 +141,7 @@ class Finished:
         if path is not None:
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-            hint = "it cannot be resumed by this version; delete it, or give another file"
+            hint = "it holds no results that this version can resume; give another file"
             self._lines = JsonLines(path, self._note, '{"key"', hint, sync)
 
     def get(self, key: object) -> Any:

@@ -286,7 +286,10 @@ def test_a_build_that_was_begun_is_gone_on_with_and_no_other(
         journal.write(b'{"pass": 99, "log_p": [1.0]}\n' + b"\0" * 64)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(building, "log_likelihoods", lambda *args: done.append(1) or real(*args))
-        header = make(plan, folder, model)
+        link = tmp_path / "link"
+        link.symlink_to(plan.texts[0].parent)  # the same texts under other names
+        named = tuple(link / path.relative_to(link.resolve()) for path in plan.texts)
+        header = make(replace(plan, texts=named), folder, model)
         assert content(folder) == expected
         assert make(plan, folder, model) == header  # nothing is left to do
     assert len(done) == len(passes(model, pieces_of(plan).lengths))

@@ -116,7 +116,7 @@ def _best(
 
 def _key(plan: CorpusPlan, texts: Sequence[Path], tokenizer: Any, model: LoadedModel | None) -> str:
     """Return a key of everything that decides what is computed."""
-    stats = [(str(path), path.stat()) for path in texts]
+    stats = [(str(path.resolve()), path.stat()) for path in texts]
     sizes = [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
     scored = model and [fingerprint(model), str(model.dtype), model.device.type, opening(tokenizer)]
     return digest([sizes, plan.fields, plan.piece, vocab.fingerprint(tokenizer), scored])
