@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from draftsmith.core.drafter import Drafter
 
@@ -38,27 +38,45 @@ class OwnModel(Drafter):
             return self
         return self.config.bind(model)
 
-    def open_row(self, owner: object, ids: Sequence[int]) -> tuple[Any, Callable[[], object]]:
-        """Open a row for `owner`, and return it with a function for `close_row`.
-
-        The row is also closed, before the next draft, if `owner` is collected as garbage.
-        """
-        row = self.runner.open(ids)
-        return row, weakref.finalize(owner, self._ended.append, row)
-
-    def close_row(self, end: Callable[[], object]) -> None:
-        """Close a row of `open_row`, after the pass that runs."""
-        end()
-        self.close_ended()
-
     def close_ended(self) -> None:
         """Close the rows of owners that were collected as garbage."""
         with self.lock:
             while self._ended:
                 self.runner.close(self._ended.pop())
 
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.config.name
+
     def preferred_width(self) -> int:
         return self.config.preferred_width()
 
     def __str__(self) -> str:
         return str(self.config)
+
+
+class OwnRow:
+    """A row of the drafter's model for one sequence; it is opened when the text is first read."""
+
+    row: SequenceRow
+
+    def __init__(self, drafter: OwnModel) -> None:
+        self.drafter = drafter
+        self._end: Callable[[], object] | None = None
+        """Ends the use of `row`; None: no row is open."""
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """Set the text of the row to `ids`."""
+        if self._end is None:
+            self.row = self.drafter.runner.open(ids)
+            # If this object is collected as garbage, the row is closed before the next draft.
+            self._end = weakref.finalize(self, self.drafter._ended.append, self.row)
+        else:
+            self.drafter.runner.extend(self.row, ids)
+
+    def close(self) -> None:
+        """Close the row, after the pass that runs."""
+        if self._end is not None:
+            self._end()
+            self._end = None
+            self.drafter.close_ended()

@@ -13,7 +13,7 @@ Shapes: `n` positions, `d` width of a state, `K` tokens of the head, `V` vocabul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from statistics import median
@@ -28,7 +28,7 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import MOST_BESIDE_DRAFT, ModelFacts, Needs
 from draftsmith.drafters.draft_model.translation import drafting_distribution
 from draftsmith.drafters.options import at_least, switches
-from draftsmith.drafters.own_model import OwnModel
+from draftsmith.drafters.own_model import OwnModel, OwnRow
 from draftsmith.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -68,10 +68,6 @@ class BoundHead(OwnModel):
         runner = runner_of(head, packs)
         chain = not packs or model.shape != "tree"
         return cls(config, runner, head, needs, chain, target=model)
-
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        return self.config.name
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
@@ -247,20 +243,19 @@ class _Tree:
         )
 
 
-class Entries:
+class Entries(OwnRow):
     """The head's positions of one sequence: a row for its tokens, and the expanded nodes."""
 
-    row: Any = None
+    drafter: BoundHead
     nodes: list[Question]
     """Expanded nodes of the draft, in order."""
 
     def __init__(self, drafter: BoundHead, recent: int | None = None) -> None:
         """`recent`: maximum number of positions of the first text that are read, its last ones."""
-        self.drafter, self._recent = drafter, recent
+        super().__init__(drafter)
+        self._recent = recent
         self._unread: list[int] = []
         """Tokens before those that are read."""
-        self._end: Callable[[], object] | None = None
-        """Ends the use of `row`; None: no row is open."""
 
     def begin(self, ctx: Context) -> int:
         """Compute all but the last tokens of a long text; return how many nodes may follow.
@@ -281,11 +276,8 @@ class Entries:
             skipped = 0 if self._recent is None else max(0, total - self._recent)
             self._unread = list(ctx.ids[:skipped])
         first = len(self._unread)
-        ids, g = list(ctx.ids[1 + first :]), g[first:]
-        if self._end is None:
-            self.row, self._end = self.drafter.open_row(self, ids)
-        else:
-            runner.extend(self.row, ids)
+        g = g[first:]
+        self.follow(list(ctx.ids[1 + first :]))
         self.drafter.head.feed(g[self.row.cached :])
         runner.prefill(self.row, MOST_BESIDE_DRAFT)
         self.g, self.nodes, self._read = g[self.row.cached :], [], False
@@ -313,12 +305,6 @@ class Entries:
             self.g, self._read = self.g[-1:], True
         self._outputs = outputs
         return outputs
-
-    def close(self) -> None:
-        """Free the row."""
-        if self._end is not None:
-            self.drafter.close_row(self._end)
-            self._end = None
 
 
 class _Sequence(DrafterState):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,10 +19,7 @@ from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.target import MOST_BESIDE_DRAFT, ModelFacts, Needs, RowOutput
 from draftsmith.drafters.draft_model.reading_ahead import ReadAhead
 from draftsmith.drafters.draft_model.translation import After, Translation
-from draftsmith.drafters.own_model import OwnModel
-
-if TYPE_CHECKING:
-    from draftsmith.model.rows import SequenceRow
+from draftsmith.drafters.own_model import OwnModel, OwnRow
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -44,8 +41,6 @@ class BoundDraftModel(OwnModel):
     """Number of target tokens → bytes that the draft model and the copier keep for them."""
     copier: Drafter | None = None
     """Predicts the tokens of the draft model, to read several per pass; None: not used."""
-
-    name: ClassVar[str] = "draft_model"
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]
@@ -144,13 +139,13 @@ def best(scores: Tensor) -> list[tuple[int, float]]:
     return list(zip(ids.tolist(), sure.view(torch.float32).tolist(), strict=True))
 
 
-class _Sequence(DrafterState):
+class _Sequence(OwnRow, DrafterState):
     """Drafting state of one sequence: its row in the draft model's cache, and its translation."""
 
-    row: SequenceRow
+    drafter: BoundDraftModel
 
     def __init__(self, drafter: BoundDraftModel) -> None:
-        self.drafter = drafter
+        super().__init__(drafter)
         self.translation = drafter.translate()
         self.reading: ReadAhead | None = None
         self.ahead = EMPTY
@@ -163,8 +158,6 @@ class _Sequence(DrafterState):
         """Tokens drafted since `begin`, without those of the current pass."""
         self.drafting = False
         """Whether the draft continues."""
-        self._end: Callable[[], object] | None = None
-        """Ends the use of `row`; None: no row is open."""
 
     def draft(self, ctx: Context) -> Draft:
         return self.drafter.draft([self], [ctx])[0]
@@ -181,10 +174,7 @@ class _Sequence(DrafterState):
             self.reading.follow(ids)
         elif copier is not None:
             self.reading = ReadAhead(copier, runner.vocab_size, ids)
-        if self._end is None:
-            self.row, self._end = self.drafter.open_row(self, ids)
-        else:
-            runner.extend(self.row, ids)
+        self.follow(ids)
         # The first drafting pass reads the last accepted tokens.
         runner.prefill(self.row, MOST_BESIDE_DRAFT)
         self.translation.after = After(runner, self.drafter.lock, self.row, ids, len(ids))
@@ -248,8 +238,3 @@ class _Sequence(DrafterState):
 
     def truncate(self, length: int) -> None:
         self.translation.truncate(length)
-
-    def close(self) -> None:
-        if self._end is not None:
-            self.drafter.close_row(self._end)
-            self._end = None
