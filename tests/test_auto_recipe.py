@@ -57,9 +57,9 @@ def test_a_heads_input_is_fitted_beside_a_mixer_that_stays() -> None:
     own["probs"][:, :, 0] = 30000
     rows = model.view(np.int32).reshape(n, -1)[11:-1]
     one = logits.Passes(ids, 12, rows, np.zeros((0, 2 + rows.shape[1]), np.int32), own)
-    mixer, before = load(FILE).mixers[1], rows.copy()
+    mixer, before = load(FILE)["1"], rows.copy()
     found = head.teach(mixer, [one], np.zeros(ROWS, ROW))
     assert (rows == before).all()
-    assert (mixer.weights == load(FILE).mixers[1].weights).all()
+    assert (mixer.weights == load(FILE)["1"].weights).all()
     learned = found.cells["prob"][0] - head.untaught_head(mixer).cells["prob"][0]
     assert learned.max() > 0.2  # the head is right more often than it says

@@ -16,7 +16,6 @@ from untaught import save, untaught, untaught_head
 
 from draftsmith.drafters.context_index import ContextIndex, new_index, with_ids
 from draftsmith.drafters.mixer import Mixer
-from draftsmith.drafters.mixer_prior import Priors
 from draftsmith.drafters.tree_search import (
     NO_ANSWERS,
     NO_DRAFT,
@@ -87,9 +86,9 @@ def main() -> None:
     parser.add_argument("--output", "-o", type=Path, default=Path("prior.safetensors"))
     options = parser.parse_args()
     data = list(streams(options.data))
-    mixers = {indexes: fit(data, COLUMNS, indexes) for indexes in (1, 2)}
-    heads = {indexes: untaught_head(mixer) for indexes, mixer in mixers.items()}
-    save(options.output, Priors(mixers, heads))
+    mixers = {f"{indexes}": fit(data, COLUMNS, indexes) for indexes in (1, 2)}
+    heads = {f"{key}.head": untaught_head(mixer) for key, mixer in mixers.items()}
+    save(options.output, mixers | heads)
 
 
 if __name__ == "__main__":

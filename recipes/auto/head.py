@@ -23,7 +23,6 @@ from untaught import save, untaught_head
 
 from draftsmith.drafters.logit_rows import ROW, WIDTH, best
 from draftsmith.drafters.mixer import Mixer, with_head, without_head
-from draftsmith.drafters.mixer_prior import Priors
 from draftsmith.drafters.mixer_prior import load as load_prior
 from draftsmith.lab.bench import generations
 from draftsmith.model.load import load
@@ -67,8 +66,8 @@ def main() -> None:
     heads = [quality_for(share, *every) for share in SHARES]
     passes, known = [read(one, head) for head in heads for one in plain], known_rows(model)
     priors = load_prior(options.prior)
-    taught = {n: teach(mixer, passes, known) for n, mixer in priors.mixers.items()}
-    save(options.prior, Priors(priors.mixers, taught))
+    taught = {f"{key}.head": teach(priors[key], passes, known) for key in ("1", "2")}
+    save(options.prior, priors | taught)
 
 
 if __name__ == "__main__":

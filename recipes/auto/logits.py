@@ -195,7 +195,7 @@ def main() -> None:
     model = load("smollm2", dtype="float32", prepack=True)
     known = known_rows(model)
     passes, priors = list(answers(options.answers, model)), load_prior(options.prior)
-    for mixer in priors.mixers.values():
+    for mixer in (priors["1"], priors["2"]):
         teach(mixer, passes, known)
     save(options.prior, priors)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from safetensors.numpy import save as serialize
 
 from draftsmith.drafters.mixer import AFTER, PROBS, RANKS, SIZES, Mixer, new_head, new_mixer
-from draftsmith.drafters.mixer_prior import Priors, as_tensors, filled
+from draftsmith.drafters.mixer_prior import as_tensors, filled
 
 CALIBRATED = (0.95, 0.75, 0.45, 0.2, 0.06, 0.02, 0.005)
 """A probability of each class of `PROB_STEPS`."""
@@ -41,10 +42,9 @@ def untaught_head(mixer: Mixer) -> Mixer:
     return filled(head, prob)
 
 
-def save(path: Path, priors: Priors) -> None:
-    """Write all mixers, and the inputs of heads."""
+def save(path: Path, mixers: Mapping[str, Mixer]) -> None:
+    """Write all mixers, and the inputs of heads, with the keys of `mixer_prior.load`."""
     tensors: dict[str, Any] = {}
-    for indexes, mixer in priors.mixers.items():
-        tensors |= as_tensors(str(indexes), mixer)
-        tensors |= as_tensors(f"{indexes}.head", priors.heads[indexes])
+    for key, mixer in mixers.items():
+        tensors |= as_tensors(key, mixer)
     path.write_bytes(serialize(tensors))

@@ -6,19 +6,13 @@ from collections.abc import Mapping
 from functools import cache
 from math import log
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from draftsmith.drafters.mixer import (
-    MAX_WEIGHT,
-    MIN_PROB,
-    Mixer,
-    new_head,
-    new_mixer,
-)
+from draftsmith.drafters.mixer import MAX_WEIGHT, MIN_PROB, Mixer, new_head, new_mixer
 from draftsmith.errors import LoadError
 
 FILE = Path(__file__).with_name("mixer_prior.safetensors")
@@ -29,25 +23,18 @@ CONFIDENCE = 100.0
 """Maximum count of a cell in the prior, so that the mixer adapts to the text."""
 
 
-class Priors(NamedTuple):
-    """Fitted mixers, by their number of indexes, and for each the input of a head."""
-
-    mixers: dict[int, Mixer]
-    heads: dict[int, Mixer]
-
-
 def prior(indexes: int) -> Mixer:
     """Return a copy of the shipped prior for that many indexes; raise LoadError for a bad one."""
-    return adaptable(_shipped().mixers[indexes])
+    return adaptable(_shipped()[f"{indexes}"])
 
 
 def head_prior(indexes: int) -> Mixer:
     """Return the same for the input of a head."""
-    return adaptable(_shipped().heads[indexes])
+    return adaptable(_shipped()[f"{indexes}.head"])
 
 
 @cache
-def _shipped() -> Priors:
+def _shipped() -> dict[str, Mixer]:
     return load(FILE)
 
 
@@ -74,14 +61,15 @@ def as_tensors(key: str, mixer: Mixer) -> dict[str, Any]:
     }
 
 
-def load(path: Path) -> Priors:
-    """Read a prior; raises LoadError for another file, and if its values are out of range."""
+def load(path: Path) -> dict[str, Mixer]:
+    """Return the fitted mixers by number of indexes, and the input of a head for each: `2.head`.
+
+    Raises LoadError for another file, and if its values are out of range.
+    """
+    empty = {f"{n}": new_mixer(n) for n in (1, 2)} | {f"{n}.head": new_head(n) for n in (1, 2)}
     try:
         tensors = load_file(path)
-        return Priors(
-            {n: checked(tensors, str(n), new_mixer(n)) for n in (1, 2)},
-            {n: checked(tensors, f"{n}.head", new_head(n)) for n in (1, 2)},
-        )
+        return {key: checked(tensors, key, mixer) for key, mixer in empty.items()}
     except (OSError, SafetensorError, LookupError, ValueError) as error:
         raise LoadError(
             f"{path} is not a prior of auto ({error}); install draftsmith again, or make the file "
