@@ -81,7 +81,7 @@ class Chat:
         self._close()
         history = [*self.messages, {"role": "user", "content": message}]
         (sequence,) = request.sequences([history], streaming=True)
-        sequence.rewinds = sequence.keeps_drafter = True
+        sequence.of_chat = True
         if sequence.context.earlier is None:
             sequence.context.earlier = self._answers.of(sequence.salt)
 

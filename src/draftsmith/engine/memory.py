@@ -63,8 +63,8 @@ def _alone(sequence: TextSequence, runner: Runner) -> MemoryNeed:
     predicts = sequence.sampler.predicts and not sequence.distribution.greedy
     noise = torch.float32.itemsize if predicts and loaded.device.type != "cpu" else 0
     return MemoryNeed(
-        runner.row_bytes(positions, rewinds=sequence.rewinds),
-        runner.most_mark_bytes(sequence.prompt_length, rewinds=sequence.rewinds),
+        runner.row_bytes(positions, rewinds=sequence.of_chat),
+        runner.most_mark_bytes(sequence.prompt_length, rewinds=sequence.of_chat),
         recorded(sequence.needs, positions, hidden) * loaded.dtype.itemsize,
         (1 + width) * loaded.vocab_size * (loaded.dtype.itemsize + noise),
         sequence.drafter.bytes_for(positions + len(sequence.context.prediction)) if width else 0,

@@ -89,7 +89,7 @@ class PrefixCache:
                 sequence.row, empty = row, sequence.row  # in this order, an interrupt loses no row
                 self._kept.remove(kept)
                 runner.close(empty)
-                row.rewinds = sequence.rewinds
+                row.rewinds = sequence.of_chat
                 runner.extend(row, sequence.ids, sequence.needs)
             else:
                 runner.copy(row, sequence.row, common)
@@ -97,7 +97,7 @@ class PrefixCache:
             sequence.note(_NOT_REUSED, error)
             runner.close(sequence.row)
             sequence.row = runner.open(sequence.ids, sequence.needs)
-            sequence.row.rewinds = sequence.rewinds
+            sequence.row.rewinds = sequence.of_chat
             return
         sequence.stats.reused_tokens = sequence.row.cached
         if not sequence.row.cached:

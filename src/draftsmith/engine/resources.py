@@ -209,7 +209,7 @@ class Resources:
             sequence.row = None
         if not interrupted:
             sequence.end_drafter()
-        if not (healthy and sequence.keeps_drafter):
+        if not (healthy and sequence.of_chat):
             sequence.close_drafter()
         if sequence in self.admitted:
             self.admitted.remove(sequence)

@@ -126,7 +126,7 @@ class Scheduler:
                 sequence.fail(error)
                 failed.append(sequence)
                 continue
-            sequence.row.rewinds = sequence.rewinds
+            sequence.row.rewinds = sequence.of_chat
             sequence.admitted_at, sequence.thread = perf_counter(), current_thread()
             self.running.append(sequence)
             self.resources.admitted.append(sequence)

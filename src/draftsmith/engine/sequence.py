@@ -83,10 +83,8 @@ class TextSequence(Sequence):
         )
         self.model, self.stream, self.remarks = drafting.model, stream, remarks
         self.began, self.salt, self.preceding = began, salt, preceding
-        self.rewinds = False
-        """Whether the next request is expected to reuse only a part of this one's row."""
-        self.keeps_drafter = False
-        """Whether the caller takes the drafter's state at the end."""
+        self.of_chat = False
+        """Whether the next turn of a chat takes its drafter's state and a part of its row."""
         self.pieces: deque[Piece] = deque()
         """Pieces that the caller has not consumed."""
         self.released: list[str] = []
