@@ -184,5 +184,5 @@ def test_what_a_head_costs_is_counted_for_all_rows_that_wait(folder: str) -> Non
     asked = []
     for count in (1, 8):
         cost = SimpleNamespace(rows=count, drafting=lambda *_: 0.1)
-        asked.append(rows.worth(none, SimpleNamespace(cost=cost), 1.0, 4))
+        asked.append(rows.worth(none, SimpleNamespace(cost=cost, depth=4), 1.0))
     assert asked == [[ROOT], []]

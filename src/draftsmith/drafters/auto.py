@@ -210,8 +210,8 @@ class AutoState(DrafterState):
             # Index it like an answer. After a deviation, shorter contexts find it again.
             head = ctx.ids[max(0, ctx.prompt_length - LONGEST) : ctx.prompt_length]
             self._put([*head, *ctx.prediction])
+            self._advance(NO_DRAFT, count_from=len(head))
             self.offset = self.length
-            self._advance(NO_DRAFT, len(head), 0)
             start = find(ctx.prediction, ctx.ids)
             if start is not None:
                 self.predicted = range(start, start + len(ctx.prediction))
@@ -219,23 +219,21 @@ class AutoState(DrafterState):
 
     def read(self) -> None:
         """Index the added ids and learn from them."""
-        self._advance(NO_DRAFT, 0, self.offset)
+        self._advance(NO_DRAFT)
 
     def _put(self, ids: Sequence[int]) -> None:
         if ids or not self.length:  # otherwise there is room for a path already
             self.text = with_ids(self.text, self.length, ids, LARGEST)
             self.length += len(ids)
 
-    def _advance(
-        self, limits: Limits, count_from: int, floor: int, scout: Scout | None = None
-    ) -> int:
+    def _advance(self, limits: Limits, scout: Scout | None = None, count_from: int = 0) -> int:
         """Index the added ids, then draft what the grammar allows; return the number of nodes."""
         emitted, self.emitted = self.length if self.emitted is None else self.emitted, None
         rows, base = (NO_ROWS, 0) if self.head is None else (self.head.rows, self.head.base)
         verdict = START
         while True:
             count = advance(
-                self.text, self.length, count_from, floor, emitted, self.answers, self.rows,
+                self.text, self.length, count_from, self.offset, emitted, self.answers, self.rows,
                 self.new_rows, rows, base, self.mixer, self.search, self.rate, MAX_COUNT, 1.0,
                 limits, verdict,
             )  # fmt: skip
@@ -286,7 +284,7 @@ class AutoState(DrafterState):
         n = self._grow(ctx)
         while self.head is not None:
             grown = self.search.nodes[:n]
-            asked = self.head.worth(grown, ctx, self.tokens / self.cost, ctx.depth)
+            asked = self.head.worth(grown, ctx, self.tokens / self.cost)
             if not asked or not self.head.ask(grown, asked, ctx):
                 break
             n = self._grow(ctx)
@@ -312,7 +310,7 @@ class AutoState(DrafterState):
             min(ctx.budget, LARGEST), ctx.depth, self.config.chain, self.costs,
             self.tokens / self.cost, scout is not None, _tokens(forced), _tokens(few),
         )  # fmt: skip
-        return self._advance(limits, 0, self.offset, scout)
+        return self._advance(limits, scout)
 
     def _origin(self, position: int) -> int:
         """Return the position in the context's ids for a position of the index, or -1."""
@@ -359,15 +357,13 @@ class CachingState(AutoState):
         self.earlier, self.start = earlier, earlier.mixer
         super().__init__(config, self.start.copy(), earlier.index, head)
 
-    def _advance(
-        self, limits: Limits, count_from: int, floor: int, scout: Scout | None = None
-    ) -> int:
+    def _advance(self, limits: Limits, scout: Scout | None = None, count_from: int = 0) -> int:
         with self.earlier.cache.lock:
             # Read the shared objects in each step, so that deleted answers are not used.
             if self.earlier.forgotten and self.start is not self.earlier.mixer:
                 self._adopt()
             self.answers = self.earlier.index
-            nodes = super()._advance(limits, count_from, floor, scout)
+            nodes = super()._advance(limits, scout, count_from)
             self.answers = NO_ANSWERS
         return nodes
 

@@ -69,7 +69,7 @@ class HeadRows:
             right = float(self.rows[0]["tokens"][0] == ids[self.base])
             self.hit += PACE * (right - self.hit)
 
-    def worth(self, nodes: Any, ctx: Context, rate: float, depth: int) -> list[int]:
+    def worth(self, nodes: Any, ctx: Context, rate: float) -> list[int]:
         """Return the nodes, or ROOT, to expand in a pass of the head; empty if it does not pay.
 
         The parents of these nodes are expanded already. `rate`: tokens that decoding currently
@@ -79,7 +79,7 @@ class HeadRows:
         left = [*probs, 1.0]  # probability that no drafted child comes next; ROOT is the last
         for parent, prob in zip(parents, probs, strict=True):
             left[parent] -= prob
-        keys, depth = self._keys(nodes), min(depth, self.drafter.config.depth)
+        keys, depth = self._keys(nodes), min(ctx.depth, self.drafter.config.depth)
         asked = [ROOT]
         if self.places:
             # A head that computes chains continues at the last expanded node.
