@@ -62,12 +62,7 @@ class Cascade(Drafter):
     @property
     def needs(self) -> Needs:  # type: ignore[override]
         """An example of the needs of all members."""
-        needs = [drafter.needs for drafter in self.drafters]
-        return Needs(
-            next((one.hidden_layers for one in needs if one.hidden_layers), ()),
-            next((one.attention_heads for one in needs if one.attention_heads), ()),
-            any(one.logits for one in needs),
-        )
+        return reduce(_both, (drafter.needs for drafter in self.drafters), NO_NEEDS)
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]
