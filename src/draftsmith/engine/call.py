@@ -17,12 +17,20 @@ class Call(AbstractContextManager["Call"]):
     """The sequences of one call, with their own scheduler; leaving the context ends them.
 
     An exception from a pass, such as KeyboardInterrupt, ends all sequences of the call. Tokens from
-    before that pass are kept. A subclass may do more before the first pass and after the last one.
+    before that pass are kept.
     """
 
-    def __init__(self, resources: Resources, sequences: Sequence[TextSequence]) -> None:
+    def __init__(
+        self,
+        resources: Resources,
+        sequences: Sequence[TextSequence],
+        started: Callable[[], object] = lambda: None,
+        ended: Callable[[bool], object] = lambda _interrupted: None,
+    ) -> None:
+        """`started` is called before the first pass. `ended` is called after the last pass, if
+        there was a first step, with whether that pass was interrupted."""
         self.sequences = sequences
-        self._resources = resources
+        self._resources, self._started, self._ended = resources, started, ended
         self._scheduler: Scheduler | None = None
         self._stepping = threading.Lock()
         self._interrupted = False
@@ -87,12 +95,6 @@ class Call(AbstractContextManager["Call"]):
             self._ended(self._interrupted)
             end_team()  # the next pass may run in another thread
         self.ended = True
-
-    def _started(self) -> None:
-        """Called before the first pass."""
-
-    def _ended(self, interrupted: bool) -> None:
-        """Called after the last pass, if there was a first step; `interrupted`: that pass was."""
 
     def __exit__(self, *_: object) -> None:
         self.close()

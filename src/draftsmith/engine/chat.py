@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any, Unpack
 from weakref import ref
@@ -85,7 +86,8 @@ class Chat:
         if sequence.context.earlier is None:
             sequence.context.earlier = self._answers.of(sequence.salt)
 
-        stream = Stream(sequence, Turn(self, sequence, history))
+        resume, keep = partial(self._resume, sequence), partial(self._keep, sequence, history)
+        stream = Stream(sequence, Call(self._resources, [sequence], resume, keep))
         self._open = ref(stream)
         return stream
 
@@ -122,43 +124,29 @@ class Chat:
             self._sending.release()
 
     def _resume(self, sequence: TextSequence) -> None:
-        """Pass the drafter state of the last turn to a new one; call it between passes."""
-        last, self._last = self._last, None
-        if last is None or (state := last.state) is None:
-            return
-        before, now = last.context, sequence.context
-        same = before.prediction == now.prediction and before.earlier is now.earlier
-        if last.drafter == sequence.drafter and same:
-            try:
-                sync(state, last.ids, sequence.ids)
-                sequence.state, last.state = state, None
-            except Exception as error:  # of a third-party drafter
-                sequence.note(_NOT_REWOUND, error)
-        last.close_drafter()
+        """Pass the drafter state of the last turn to a new one, between passes."""
+        turns = self._resources.turns
+        with turns.wait(), turns.lock, turns.owner():
+            last, self._last = self._last, None
+            if last is None or (state := last.state) is None:
+                return
+            before, now = last.context, sequence.context
+            same = before.prediction == now.prediction and before.earlier is now.earlier
+            if last.drafter == sequence.drafter and same:
+                try:
+                    sync(state, last.ids, sequence.ids)
+                    sequence.state, last.state = state, None
+                except Exception as error:  # of a third-party drafter
+                    sequence.note(_NOT_REWOUND, error)
+            last.close_drafter()
 
-    def _keep(self, sequence: TextSequence, history: list[dict[str, Any]], healthy: bool) -> None:
+    def _keep(
+        self, sequence: TextSequence, history: list[dict[str, Any]], interrupted: bool
+    ) -> None:
         """Add a turn's answer to the history, and keep its sequence for the next turn."""
         last, self._last = self._last, sequence
         if last is not None:  # an interrupt came before `_resume`
             self._resources.turns.between(last.close_drafter)
         sequence.sampler = TorchSampler()  # the old one may hold the noise of further draws
-        if sequence.generated or healthy:
+        if sequence.generated or (sequence.error is None and not interrupted):
             self.messages = [*history, {"role": "assistant", "content": sequence.result().text}]
-
-
-class Turn(Call):
-    """A turn of a chat: it takes the drafter state of the turn before, and keeps its answer."""
-
-    def __init__(self, chat: Chat, sequence: TextSequence, history: list[dict[str, Any]]) -> None:
-        """`history`: the messages that are answered."""
-        super().__init__(chat._resources, [sequence])
-        self._chat, self._sequence, self._history = chat, sequence, history
-
-    def _started(self) -> None:
-        turns = self._resources.turns
-        with turns.wait(), turns.lock, turns.owner():
-            self._chat._resume(self._sequence)
-
-    def _ended(self, interrupted: bool) -> None:
-        healthy = not interrupted and self._sequence.error is None
-        self._chat._keep(self._sequence, self._history, healthy)
