@@ -69,9 +69,9 @@ class PrefixCache:
         """
         if not self.most:
             return
-        for old in [old for old in self._kept if old.key[0] != sequence.key[0]]:
-            self.drop(old)  # the weights have changed
         runner, store, key = self.runner, self.runner.store, sequence.key
+        for old in [old for old in self._kept if old.key[0] != key[0]]:
+            self.close(old.row, runner)  # the weights have changed
         candidates: list[tuple[Any, Kept | None]] = [
             (kept.row, kept) for kept in self._kept if kept.key == key
         ]
@@ -160,10 +160,10 @@ class PrefixCache:
         size += row.taps.bytes if row.taps else 0
         self._kept.append(Kept(row, sequence.key, size))
         while len(self._kept) > self.most:
-            self.drop(self._kept[0])
+            self.close(self._kept[0].row, self.runner)
 
     def close(self, row: Any, runner: Runner) -> None:
-        """Close a row, and remove it from the kept rows, where an interrupt may have left it."""
+        """Close a row, also a kept one; an interrupt may have left a sequence's row there."""
         self._kept = [kept for kept in self._kept if kept.row is not row]
         runner.close(row)
 
@@ -179,11 +179,6 @@ class PrefixCache:
     def _serves(self, kept: Kept, common: int) -> bool:
         """Whether a sequence with `common` tokens takes a row over, instead of copying keys."""
         return common >= LEAST and (2 * common > kept.row.cached or not self.runner.store.copies)
-
-    def drop(self, kept: Kept) -> None:
-        """Remove and close a kept row."""
-        self._kept.remove(kept)
-        self.runner.close(kept.row)
 
 
 def autocast_mode(device: torch.device) -> tuple[tuple[str, torch.dtype], ...]:

@@ -172,7 +172,7 @@ class Resources:
         if most + runner.store.idle_bytes() > self.memory:
             runner.store.free_idle()
         while sum(need(sequences, runner, [one.bytes for one in kept])) > self.memory:
-            self.prefixes.drop(kept.pop(0))
+            self.prefixes.close(kept.pop(0).row, runner)
         return True
 
     def wait_for_memory(self) -> None:
