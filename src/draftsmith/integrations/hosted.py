@@ -24,7 +24,7 @@ from draftsmith.core.stats import Stats
 from draftsmith.core.target import ModelFacts, RowOutput, Shape
 from draftsmith.core.verify import verify_choices
 from draftsmith.drafters.answer_cache import AnswerCache
-from draftsmith.drafters.cascade import Cascade
+from draftsmith.drafters.cascade import members
 from draftsmith.drafters.draft_model.drafting import BoundDraftModel
 from draftsmith.drafters.draft_model.slrs import StringRejection
 from draftsmith.drafters.spectra import Spectra
@@ -218,15 +218,12 @@ def _settle(sequence: Sequence, draft: Draft, tokens: abc.Sequence[int]) -> None
 
 def refuse(drafter: Drafter) -> None:
     """Raise UnsupportedError for a drafter that needs more than token ids."""
-    why = _why_not(drafter)
-    if why is not None:
-        raise UnsupportedError(f"{drafter} cannot be hosted by another engine: {why}")
+    for member in members(drafter):
+        if (why := _why_not(member)) is not None:
+            raise UnsupportedError(f"{drafter} cannot be hosted by another engine: {why}")
 
 
 def _why_not(drafter: Drafter) -> str | None:
-    if isinstance(drafter, Cascade):
-        reasons = (_why_not(one) for one in drafter.drafters)
-        return next((why for why in reasons if why is not None), None)
     needs = drafter.needs
     if needs.hidden_layers:
         return "it needs hidden states, but the engine provides only token ids"
