@@ -52,7 +52,7 @@ def unread(sequence: Sequence, target: Target[Any]) -> bool:
     The pass that reads the last pending token emits a token. The first draft continues after it.
     """
     row, whole = sequence.row, sequence.needs.taps
-    return sequence.reading and ahead(target, row, whole, MOST_BESIDE_DRAFT) > 0
+    return not sequence.generated and ahead(target, row, whole, MOST_BESIDE_DRAFT) > 0
 
 
 @torch.no_grad()
@@ -349,7 +349,6 @@ def settle(
         sequence.fail(error)
         sequence.settle_failed()
         return perf_counter() - begin
-    sequence.reading = False
     learn(sequence, draft, output, verification)
     return seconds
 

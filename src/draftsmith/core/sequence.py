@@ -112,8 +112,6 @@ class Sequence:
         self.row: Any = None
         """Its row in the target, of the target's row type; None before `start` and after the
         end."""
-        self.reading = True
-        """Whether its prompt is still being read, so that no token was emitted yet."""
         self.finish_reason: str | None = None
         self.error: Exception | None = None
         """Error that ended it; None if a stop rule did."""
@@ -149,7 +147,7 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Number of new tokens."""
+        """Number of new tokens; 0 while the prompt is being read."""
         return len(self.ids) - self.prompt_length
 
     @property

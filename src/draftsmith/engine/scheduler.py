@@ -93,8 +93,8 @@ class Scheduler:
         sequences = [sequence for sequence in self.running if takes[sequence]]
         if not sequences:
             return failed
-        decoding = sum(not sequence.reading for sequence in sequences)
-        read = sum(takes[sequence] for sequence in sequences if sequence.reading)
+        decoding = sum(sequence.generated > 0 for sequence in sequences)
+        read = sum(takes[sequence] for sequence in sequences if not sequence.generated)
         begin = perf_counter()
         scheduled = [takes[sequence] for sequence in sequences]
         step(sequences, self.runner, self.resources.cost, scheduled)
@@ -140,7 +140,7 @@ class Scheduler:
         not wait for a long one, and no prompt waits without limit.
         """
         takes = {sequence: len(sequence.row.pending) for sequence in self.running}
-        reading = [sequence for sequence in self.running if sequence.reading]
+        reading = [sequence for sequence in self.running if not sequence.generated]
         if not reading:
             return takes
         waiting = [sequence for sequence in reading if unread(sequence, self.runner)]
