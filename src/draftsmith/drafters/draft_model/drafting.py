@@ -177,7 +177,7 @@ class _Sequence(OwnRow, DrafterState):
         self.follow(ids)
         # The first drafting pass reads the last accepted tokens.
         runner.prefill(self.row, MOST_BESIDE_DRAFT)
-        self.translation.after = After(runner, self.drafter.lock, self.row, ids, len(ids))
+        self.translation.after = After(self.drafter, self.row, ids, len(ids))
         return True
 
     def _window(self, ids: Sequence[int]) -> Sequence[int]:

@@ -6,7 +6,6 @@ T and D are the vocabularies of target and drafter, `V_T` and `V_D` the widths o
 from __future__ import annotations
 
 import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -25,8 +24,8 @@ from draftsmith.errors import DrafterError
 from draftsmith.text.vocab import Intersection, Vocabulary
 
 if TYPE_CHECKING:
+    from draftsmith.drafters.own_model import OwnModel
     from draftsmith.model.rows import SequenceRow
-    from draftsmith.model.runner import Runner
 
 Ids = tuple[int, ...]
 """Ids of the drafter."""
@@ -91,9 +90,7 @@ class After:
     Valid for one draft, until the next one of the sequence begins.
     """
 
-    runner: Runner
-    lock: threading.RLock
-    """Held while the runner is used."""
+    drafter: OwnModel
     row: SequenceRow
     ids: Sequence[int]
     """The text as the draft model read it; drafted ids may follow in the same list."""
@@ -106,7 +103,7 @@ class After:
         The prefixes include the empty one and the whole branch.
         """
         whole = [(*before, *branch) for branch in branches]
-        with self.lock, torch.inference_mode():
+        with self.drafter.lock, torch.inference_mode():
             with suppress(Exception):  # such as too little memory: once more, with small passes
                 return self._logits(len(before), self._groups(whole))
             try:
@@ -120,11 +117,12 @@ class After:
     def _logits(self, known: int, groups: Iterable[Sequence[Ids]]) -> dict[Ids, Tensor]:
         """Compute what `logits` returns; `known` is the length of `before`."""
         found: dict[Ids, Tensor] = {}
-        self.runner.extend(self.row, self.ids[: self.length])
-        self.runner.prefill(self.row, MOST_BESIDE_DRAFT)
+        runner = self.drafter.runner
+        runner.extend(self.row, self.ids[: self.length])
+        runner.prefill(self.row, MOST_BESIDE_DRAFT)
         for group in groups:
             draft = merge([Continuation(branch, "after") for branch in group])
-            [output] = self.runner.forward([self.row], [draft])
+            [output] = runner.forward([self.row], [draft])
             paths: list[Ids] = [()]
             for token, parent in zip(draft.tokens, draft.parents, strict=True):
                 paths.append((*paths[parent + 1], token))
@@ -135,8 +133,8 @@ class After:
 
     def _groups(self, branches: Sequence[Ids]) -> Iterator[Sequence[Ids]]:
         """Yield branches that share a pass; a single one if the model verifies chains only."""
-        tree = self.runner.shape == "tree"
-        most = min(_WIDEST, self.runner.room(self.row)) if tree else 0
+        runner = self.drafter.runner
+        most = min(_WIDEST, runner.room(self.row)) if runner.shape == "tree" else 0
         group: list[Ids] = []
         for branch in sorted(branches):
             if group and sum(map(len, group)) + len(branch) > most:
