@@ -175,11 +175,6 @@ class Resources:
             self.prefixes.close(kept.pop(0).row, runner)
         return True
 
-    def wait_for_memory(self) -> None:
-        """Wait for other threads to end sequences; raise OptionError if only this one has any."""
-        self.check_waiting()
-        self.pause()
-
     def pause(self) -> None:
         """Wait a moment for other threads."""
         sleep(10 * _POLL)

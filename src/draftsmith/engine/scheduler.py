@@ -8,7 +8,6 @@ is plain code for one thread at a time; `Resources.turns` serializes the passes 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from threading import current_thread
 from time import perf_counter
@@ -29,10 +28,10 @@ _STALL = (
 class Scheduler:
     """Schedules the sequences of one call, or of the engine's thread."""
 
-    def __init__(self, resources: Resources, wait: Callable[[], None] | None = None) -> None:
-        """`wait` is called if there is no memory for any sequence."""
+    def __init__(self, resources: Resources, patient: bool = False) -> None:
+        """`patient`: wait for memory even if no other thread is going to free any."""
         self.resources = resources
-        self._wait = resources.wait_for_memory if wait is None else wait
+        self._patient = patient
         # Without kept rows, the model may have changed since the last call.
         fresh = not resources.prefixes.most
         self.runner = Runner(resources.model) if fresh else resources.runner
@@ -56,7 +55,7 @@ class Scheduler:
         """Run one pass; return the sequences that took part in it, or failed before it.
 
         If there is no memory for any sequence, waits a moment instead. Raises OptionError if the
-        model is in training mode, and the errors of `wait`.
+        model is in training mode, and for memory that no other thread is going to free.
         """
         if not self.unfinished:
             return []
@@ -64,7 +63,9 @@ class Scheduler:
         with turns.wait(), turns.lock, turns.owner():
             served = self._step()
         if not served and not self.running:
-            self._wait()
+            if not self._patient:
+                self.resources.check_waiting()
+            self.resources.pause()
         return served
 
     def abort(self, sequence: TextSequence, *, interrupted: bool = False) -> None:

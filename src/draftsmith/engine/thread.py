@@ -90,7 +90,7 @@ class EngineThread:
     # --- in the thread --------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._scheduler = Scheduler(self.resources, self.resources.pause)
+        self._scheduler = Scheduler(self.resources, patient=True)
         try:
             while not self._closing:
                 self._run_commands()
