@@ -283,15 +283,17 @@ def forward(
             found = read([sequences[i] for i in members], own, found)
         except Exception as error:  # a model's code may raise any error
             drafted = [i for i in members if len(drafts[i])]
+            chunked = [i for i in members if takes[i] > LEAST_CHUNK]
             for i in drafted:
                 sequences[i].pass_failed(WITHOUT_DRAFT, error)
             if drafted:
                 members = [i for i in members if not drafts[i].proposals]
                 for i in members:
                     drafts[i] = EMPTY
-            elif smaller := _smaller(sequences, members, takes, target):
-                for sequence in smaller:
-                    sequence.pass_failed(SMALLER, error)
+            elif long := [i for i in chunked if target.splits(sequences[i].row)]:
+                for i in long:
+                    takes[i] = max(LEAST_CHUNK, takes[i] // 2)
+                    sequences[i].pass_failed(SMALLER, error)
             else:
                 last = sequences[members.pop()]
                 last.fail(without_frames(error))  # else what it holds is missing for the others
@@ -302,19 +304,6 @@ def forward(
             outputs[i] = output
         break
     return outputs
-
-
-def _smaller(
-    sequences: abc.Sequence[Sequence],
-    members: abc.Sequence[int],
-    takes: list[int],
-    target: Target[Any],
-) -> list[Sequence]:
-    """Halve the chunks of a pass; return the sequences that had a chunk to halve."""
-    long = [i for i in members if takes[i] > LEAST_CHUNK and target.splits(sequences[i].row)]
-    for i in long:
-        takes[i] = max(LEAST_CHUNK, takes[i] // 2)
-    return [sequences[i] for i in long]
 
 
 def settle(
