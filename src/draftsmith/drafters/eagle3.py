@@ -28,12 +28,8 @@ class Eagle3(HeadDrafter):
 
     model: str
     nodes: int = 16
-    """Nodes of a tree at a fixed budget."""
     depth: int = 5
-    """Tokens of a branch at most: so often is the head asked for a draft."""
     sample: bool = False
-    """Where the target samples, draw a chain from the head's distribution instead of guessing a
-    tree. Seeds then give other tokens than plain decoding, by the same distribution."""
 
     name: ClassVar[str] = "eagle3"
     summary: ClassVar[str] = "a trained head drafts from the model's own states (EAGLE-3)"

@@ -24,12 +24,8 @@ class MTP(HeadDrafter):
     """
 
     nodes: int = 16
-    """Nodes of a tree at a fixed budget."""
     depth: int = 3
-    """Tokens of a branch at most: so often is the head asked for a draft."""
     sample: bool = False
-    """Where the target samples, draw a chain from the head's distribution instead of guessing a
-    tree. Seeds then give other tokens than plain decoding, by the same distribution."""
     normed: bool = True
     """Whether it reads the model's states after the final norm, as other engines do, or before."""
 

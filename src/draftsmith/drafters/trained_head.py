@@ -144,8 +144,12 @@ class HeadDrafter(Drafter):
     """Base of drafters with a trained head, which have these three options."""
 
     nodes: int
+    """Nodes of a tree at a fixed budget."""
     depth: int
+    """Tokens of a branch at most: so often is the head asked for a draft."""
     sample: bool
+    """Where the target samples, draw a chain from the head's distribution instead of guessing a
+    tree. Seeds then give other tokens than plain decoding, by the same distribution."""
 
     def __post_init__(self) -> None:
         at_least(self, "nodes", 1)
