@@ -101,10 +101,13 @@ def test_accepted_copies_are_traced(spec: str, shape: Any) -> None:
     for prompt in contract_prompts(11):
         sequence = decode(target, parse(spec), prompt, 40)
         # Of these drafters every node is a copy, so what was accepted was copied.
-        assert len(sequence.origins) == sequence.stats.accepted
-        traced.append(len(sequence.origins))
-        for position, origin in sequence.origins.items():
-            assert len(prompt) <= position < len(sequence.ids)
+        assert len(sequence.origins) == sequence.generated
+        copied = [at for at, origin in enumerate(sequence.origins) if origin is not None]
+        assert len(copied) == sequence.stats.accepted
+        traced.append(len(copied))
+        for at in copied:
+            position, origin = len(prompt) + at, sequence.origins[at]
+            assert origin is not None
             assert origin < position
             assert sequence.ids[origin] == sequence.ids[position]
     # γ = 1 may copy from the wrong place for a whole answer, but not in most of them.
@@ -124,7 +127,7 @@ def test_invented_and_rejected_nodes_are_not_traced() -> None:
 
     sequence = decode(target, Scripted(propose), prompt, 6)
     assert sequence.stats.accepted == 2
-    assert sequence.origins == {4: 0}
+    assert sequence.origins == [0, *[None] * 5]
 
 
 # ------------------------------------------------------------------------------ in the engine

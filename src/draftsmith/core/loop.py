@@ -385,13 +385,14 @@ def judge_plainly(
 def learn(sequence: Sequence, draft: Draft, output: RowOutput, verification: Verification) -> None:
     """Update the statistics, the budget and the drafter with the outcome of the draft."""
     sequence.stats.record(draft, verification)
-    sequence.trace(draft, verification)
     if sequence.drafts is not None:
         sequence.drafts.append(guesses(draft, verification))
     if len(draft):  # a draft of probes alone counts, because it costs time
         sequence.budget.record(draft.depth, len(verification.path), len(draft))
     for node in verification.nodes:
         sequence.sources.append(TARGET if node is None else draft.source[node])
+        origin = -1 if node is None or draft.origins is None else draft.origins[node]
+        sequence.origins.append(None if origin < 0 else origin)
     if sequence.state is not None:
         try:
             sequence.state.observe(sequence.context, Outcome(draft, verification, output))

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from draftsmith.core.budget import Budget, FixedBudget
-from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
 from draftsmith.core.sampling import (
     GREEDY,
@@ -24,7 +23,6 @@ from draftsmith.core.sampling import (
 )
 from draftsmith.core.stats import TARGET, Guess, Stats
 from draftsmith.core.target import NO_NEEDS, Needs
-from draftsmith.core.verify import Verification
 from draftsmith.errors import DrafterStalled, OptionError, UnsupportedError, first_line
 
 StopRule = Callable[["Sequence", Tensor | None], "str | None"]
@@ -127,8 +125,8 @@ class Sequence:
         self.drafts: list[tuple[Guess, ...]] | None = None
         """Drafts of its passes, if the caller collects them; None: they are not recorded."""
         self.logprobs: list[float] | None = None
-        self.origins: dict[int, int] = {}
-        """Position in `ids` of an accepted copy → the position it was copied from."""
+        self.origins: list[int | None] = []
+        """Position in `ids` from which each new token was copied; None: it was not copied."""
         self.stats = Stats(prompt_tokens=self.prompt_length)
         self._tensor = torch.empty((1, 0), dtype=torch.long, device=self.device)
         self._tensor_length = 0
@@ -220,6 +218,7 @@ class Sequence:
             del self.logprobs[self.generated :]  # an entry of a token that was not emitted
         missing = self.generated - len(self.sources)
         self.sources += [TARGET] * missing
+        self.origins += [None] * missing
         self.stats.passes += missing > 0
         self.stats.tokens += missing
 
@@ -247,15 +246,6 @@ class Sequence:
         if self.finish_reason is None and self.generated >= self.limit:
             self.finish_reason = "length"
         return self.finished
-
-    def trace(self, draft: Draft, verification: Verification) -> None:
-        """Record the origins of the last step's tokens."""
-        if draft.origins is None:
-            return
-        first = len(self.ids) - len(verification.tokens)
-        for position, node in enumerate(verification.nodes, first):
-            if node is not None and draft.origins[node] >= 0:
-                self.origins[position] = draft.origins[node]
 
 
 def without_frames(error: Exception) -> Exception:

@@ -139,8 +139,7 @@ class TextSequence(Sequence):
         reason = self.finish_reason  # read first: a token is emitted before its finish reason
         if self.generated > booked:
             reason = None
-        new = range(self.prompt_length, self.prompt_length + booked)
-        tokens = self.ids[new.start : new.stop]
+        tokens = self.ids[self.prompt_length : self.prompt_length + booked]
         if self.stream is not None:
             text = "".join(self.released[:booked]) + held
         elif self.model.tokenizer is not None:
@@ -155,7 +154,7 @@ class TextSequence(Sequence):
             finish_reason=reason or "cancelled",
             stats=self.stats if self.finished else total([self.stats]),
             sources=self.sources[:booked],
-            origins=[self.origins.get(position) for position in new],
+            origins=self.origins[:booked],
             logprobs=None if self.logprobs is None else self.logprobs[:booked],
             prompt_tokens=self.ids[: self.prompt_length],
             notices=(*self.remarks, *self.notices.values()),

@@ -205,5 +205,4 @@ def replay(
             raise error
     if sequence.ids[sequence.prompt_length :] != list(answer):
         raise AssertionError("the replay did not reproduce the recording")
-    places = range(sequence.prompt_length, len(sequence.ids))
-    return Replay(sequence.stats, target.passes, [sequence.origins.get(i) for i in places])
+    return Replay(sequence.stats, target.passes, sequence.origins)
