@@ -83,8 +83,8 @@ def started(
         calls = [prompts[i : i + size] for i in range(0, len(prompts), size)]
         found = [
             args.results.recall(
-                drafter, call, partial(both, call, drafter, args.tokens, first=(n + start) % 2),
-                **how,
+                [drafter, call, how],
+                partial(both, call, drafter, args.tokens, first=(n + start) % 2),
             )
             for n, call in enumerate(calls)
         ]  # fmt: skip

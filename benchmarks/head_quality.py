@@ -67,8 +67,8 @@ def measure(args: argparse.Namespace) -> Blocks:
         for name, quality in heads.items():
             found = [
                 args.results.recall(
-                    name,
                     [
+                        name,
                         args.model,
                         one.row.prompt_ids,
                         one.row.output_ids,

@@ -210,8 +210,8 @@ class Load:
             names = [*self._start] if number < times * args.peer_rounds else [PLAIN, AUTO]
             prompts = self._round(at_once, number)
             same = [self.title, at_once, number, args.tokens, AWAKE, digest(prompts)]
-            keys = {name: [*same, self._programs[name]] for name in names}
-            made = {name: args.results.known(name, keys[name]) for name in names}
+            keys = {name: [name, *same, self._programs[name]] for name in names}
+            made = {name: args.results.get(keys[name]) for name in names}
             missing = [name for name in names[:: 1 if number % 2 else -1] if not made[name]]
             cold = [name for name in missing if name not in warm]
             warm |= self._ask(
@@ -221,7 +221,7 @@ class Load:
                 made[name] = one
                 # Not stored, because it may work the next time.
                 if "refused" not in one:
-                    args.results.add(name, keys[name], one)
+                    args.results.add(keys[name], one)
             found.append(made)
         return found
 

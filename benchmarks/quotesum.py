@@ -83,8 +83,8 @@ def measure(args: argparse.Namespace) -> Blocks:
                 size = tokenizer.get_vocab_size()
                 origins.append(replay(item.prompt, item.answer, made, size).origins)
             else:
-                key, once = [weights, *item[:2]], partial(forced, item, drafter, engine)
-                origins.append(args.results.recall(drafter, key, once))
+                key, once = [drafter, weights, *item[:2]], partial(forced, item, drafter, engine)
+                origins.append(args.results.recall(key, once))
         rows.append([drafter])
         for length in LENGTHS:
             pairs = zip(data, origins, strict=True)

@@ -13,7 +13,6 @@ import shlex
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import cached_property
 from math import isnan, nan
 from pathlib import Path
 from statistics import median
@@ -165,33 +164,19 @@ def contents(folder: Path, names: str = "*.py") -> str:
     return found.hexdigest()[:12]
 
 
-class Results:
-    """Results by arm, prompt and settings, each on disk as soon as it is known."""
+class Results(Finished):
+    """Results by their inputs and the settings of the run, each on disk as soon as it is known."""
 
     def __init__(self, path: Path, **settings: Any) -> None:
         """`settings`: what all results of this run depend on."""
-        self._path, self._settings = path, settings
+        super().__init__(path)
+        self._settings = settings
 
-    @cached_property
-    def _finished(self) -> Finished:
-        return Finished(self._path)
+    def get(self, key: object) -> Any:
+        return super().get([key, self._settings])
 
-    def _key(self, arm: str, prompt: object, more: dict[str, Any]) -> list[object]:
-        return [arm, prompt, {**self._settings, **more}]
-
-    def known(self, arm: str, prompt: object, /, **settings: Any) -> Any:
-        """Return the result, or None if there is none yet."""
-        return self._finished.get(self._key(arm, prompt, settings))
-
-    def add(self, arm: str, prompt: object, result: object, /, **settings: Any) -> None:
-        """Store a result, which must be JSON-compatible."""
-        self._finished.add(self._key(arm, prompt, settings), result)
-
-    def recall(
-        self, arm: str, prompt: object, compute: Callable[[], object], /, **settings: Any
-    ) -> Any:
-        """Return the stored result, or compute and store it."""
-        return self._finished.recall(self._key(arm, prompt, settings), compute)
+    def add(self, key: object, result: object) -> None:
+        super().add([key, self._settings], result)
 
 
 class Answers(NamedTuple):

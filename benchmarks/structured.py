@@ -63,8 +63,7 @@ def measure(args: argparse.Namespace) -> Blocks:
     asked, found = dict(questions(args.schemas, engine)), []
     for key, seed in product(sorted(asked)[: args.limit], range(args.seeds)):
         once = partial(counts, engine, asked[key], seed, args.tokens)
-        settings = {"model": args.model, "tokens": args.tokens}
-        found.append(args.results.recall("auto", [key, seed], once, **settings))
+        found.append(args.results.recall([key, seed, args.model, args.tokens], once))
     sums = [sum(column) for column in zip(*found, strict=True)]
     yield table(HEADS, [[*map(str, sums), f"{sums[-2] / sums[-1]:.2f}"]])
 

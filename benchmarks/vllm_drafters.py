@@ -54,13 +54,13 @@ def replay(args: argparse.Namespace, encoding: Encoding) -> Iterator[list[str]]:
                 for price in COSTS:
                     make = partial(OURS[name], cost={"0": 1.0, "64": 1 + 64 * price})
                     once = partial(replayed, make, answers, args.width)
-                    points.add(tuple(known(name, part, once, price=price, **how)))
+                    points.add(tuple(known([name, part, price, how], once)))
                 curves.append([*zip(*sorted(points), strict=True)])
             for name, make in args.proposers.items():
                 if name in WEIGHING:
                     continue
                 once = partial(replayed, make, answers, args.width)
-                drafted, tokens = known(name, part, once, **how)
+                drafted, tokens = known([name, part, how], once)
                 beside = (f"{np.interp(drafted, *curve):.2f}" for curve in curves)
                 yield [part, name, f"{drafted:.2f}", f"{tokens:.2f}", *beside]
 

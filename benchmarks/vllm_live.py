@@ -75,7 +75,7 @@ def measure(args: argparse.Namespace) -> Blocks:
         }  # fmt: skip
         job = {"llm": llm, "prompts": asked, "max_tokens": args.tokens, "one_process": True}
         try:
-            found = args.results.recall(name, job, partial(session, job))
+            found = args.results.recall([name, job], partial(session, job))
         except RuntimeError as error:
             rows.append([name, f"{error}", *[""] * 4])
             continue

@@ -57,8 +57,8 @@ def measure(args: argparse.Namespace) -> Blocks:
         if (yield from checks.compare(model, args)):
             return True
         if not speed:
-            speed = args.results.recall("bandwidth", args.mib, partial(passes.bandwidth, args),
-                                        runs=args.runs, **args.how)  # fmt: skip
+            key = ["bandwidth", args.mib, args.runs, args.how]
+            speed = args.results.recall(key, partial(passes.bandwidth, args))
             yield f"A copy of {args.mib} MiB reads and writes {speed / 1e9:,.0f} GB/s."
         if shape in args.shapes and card.fits(model.bytes(passes.DTYPE), args.device):
             yield from passes.curve(model, speed, args)

@@ -50,9 +50,9 @@ def late(args: argparse.Namespace) -> bool:
 
 def timely(args: argparse.Namespace, name: str, key: Any, compute: Callable[[], Any]) -> Any:
     """Return the result, which is computed only if a measurement may begin; else None."""
-    if late(args) and args.results.known(name, key, **args.how) is None:
+    if late(args) and args.results.get([name, key, args.how]) is None:
         return None
-    return args.results.recall(name, key, compute, **args.how)
+    return args.results.recall([name, key, args.how], compute)
 
 
 def wait(device: torch.device) -> None:

@@ -158,7 +158,7 @@ def test_results_of_changed_code_are_measured_again(
     measured: list[str] = []
 
     def once(args: argparse.Namespace) -> Iterator[str]:
-        yield args.results.recall("arm", 1, lambda: measured.append(text) or text)
+        yield args.results.recall("key", lambda: measured.append(text) or text)
 
     for text in ("a", "a", "b", "a"):
         source(tmp_path / "src", text)
