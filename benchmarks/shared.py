@@ -156,10 +156,10 @@ def origin(command: str) -> str:
 # --------------------------------------------------------------------- results, intervals, times
 
 
-def contents(folder: Path, names: str = "*.py") -> str:
-    """Return a fingerprint of the files in a folder whose names match."""
+def contents(folder: Path) -> str:
+    """Return a fingerprint of the Python files in a folder."""
     found = hashlib.sha256()
-    for path in sorted(filter(Path.is_file, folder.rglob(names))):
+    for path in sorted(filter(Path.is_file, folder.rglob("*.py"))):
         found.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return found.hexdigest()[:12]
 
@@ -194,14 +194,14 @@ def plain_answers(args: argparse.Namespace, model: LoadedModel) -> list[Generati
     return answers(args.output, f"{args.name}.plain", plan).rows
 
 
-def answers(folder: Path, name: str, plan: RunPlan, **more: Any) -> Answers:
+def answers(folder: Path, name: str, plan: RunPlan) -> Answers:
     """Answer every prompt by every arm, except those in `folder`/answers/NAME.jsonl.
 
     Raises OptionError if other code gave those.
     """
     path = folder / "answers" / f"{name}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = ResultFile(path, settings(plan, code=contents(SOURCE), **more))
+    file = ResultFile(path, settings(plan, code=contents(SOURCE)))
     for left_out in measure(plan, file, lambda _: print(".", end="", flush=True)):
         print(f"\n{left_out}")
     print()

@@ -53,9 +53,3 @@ def timely(args: argparse.Namespace, name: str, key: Any, compute: Callable[[], 
     if late(args) and args.results.get([name, key, args.how]) is None:
         return None
     return args.results.recall([name, key, args.how], compute)
-
-
-def wait(device: torch.device) -> None:
-    """Block until the device has finished."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.gpu.card import timely, wait
+from benchmarks.gpu.card import timely
 from benchmarks.gpu.models import Model
 from benchmarks.shared import table, timed
 from draftsmith.model.measure import pass_cost
@@ -26,7 +26,8 @@ def bandwidth(args: argparse.Namespace) -> float:
 
     def copy() -> None:
         target.copy_(source)
-        wait(args.device)
+        if args.device.type != "cpu":
+            torch.accelerator.synchronize(args.device)
 
     return 2 * source.nbytes / median(timed([copy], args.runs)[0])
 

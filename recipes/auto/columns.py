@@ -47,7 +47,7 @@ class Answer:
     picked: bool = False
 
 
-def streams(data: Path, picked: int = PICKED) -> Iterator[list[Answer]]:
+def streams(data: Path) -> Iterator[list[Answer]]:
     """Yield the answers of each file, in its order."""
     encoding = Encoding((data / "tokenizers",))
     for file in FILES:
@@ -58,7 +58,7 @@ def streams(data: Path, picked: int = PICKED) -> Iterator[list[Answer]]:
             answers.append(Answer(column(record), list(encoded.prompt), ids, encoded.vocab_size))
         for name in COLUMNS:
             mine = [answer for answer in answers if answer.column == name]
-            for i in evenly(len(mine), picked):
+            for i in evenly(len(mine), PICKED):
                 mine[i].picked = True
         yield answers
 
