@@ -23,8 +23,8 @@ from draftsmith.lab.tune.copyspec import GAMMAS, answers, best, measured, simila
 LIMIT = 60
 
 
-def asked(engine: Engine, records: list[Record]) -> tuning.Answers:
-    return answers(engine, records, LIMIT, Finished(), lambda _: None)
+def asked(engine: Engine, records: list[Record]) -> list[tuning.Text]:
+    return answers(engine, records, LIMIT, Finished(), lambda _: None)[0]
 
 
 def test_counts_are_those_of_decoding() -> None:
@@ -32,9 +32,9 @@ def test_counts_are_those_of_decoding() -> None:
         build("gpt2"), tokenizer=tiny.tokenizer(), drafter="none"
     )  # its answers end in loops
     prompts = [prompt(12, seed=n) * 2 for n in (1, 2)]
-    given = asked(engine, [Record(str(i), "s", prompt_ids=tuple(p)) for i, p in enumerate(prompts)])
+    texts = asked(engine, [Record(str(i), "s", prompt_ids=tuple(p)) for i, p in enumerate(prompts)])
     for gamma in (1, 3):
-        found = measured(engine, given.texts, LIMIT, Slope(0.02), gamma)
+        found = measured(engine, texts, LIMIT, Slope(0.02), gamma)
         live = [
             engine.generate(
                 ids, drafter=f"copyspec(gamma={gamma})", budget="drafter", temperature=0.0,
@@ -42,11 +42,11 @@ def test_counts_are_those_of_decoding() -> None:
             )
             for ids in prompts
         ]  # fmt: skip
-        assert [answer for _, answer in given.texts] == [one.tokens for one in live]
+        assert [answer for _, answer in texts] == [one.tokens for one in live]
         for name in ("passes", "attempts", "drafted", "accepted"):
             assert asdict(found.stats)[name] == sum(asdict(one.stats)[name] for one in live)
         assert found.stats.accepted > 0
-    found = [measured(engine, given.texts, LIMIT, Slope(0.5), gamma) for gamma in (1, 3, 10)]
+    found = [measured(engine, texts, LIMIT, Slope(0.5), gamma) for gamma in (1, 3, 10)]
     fastest = max(one.estimate.speedup for one in found)
     assert best(found).estimate.speedup == pytest.approx(fastest, abs=1e-3)
 
@@ -59,16 +59,16 @@ def test_later_turns_are_asked_with_the_models_own_answers(
     over = Record("over", "s", prompt_ids=(5,) * 600)
     heard: list[int] = []
     path = tmp_path / "begun.jsonl"
-    given = answers(engine, [*turns, over], 8, Finished(path), heard.append)
-    first, second = given.texts
+    texts, wrong = answers(engine, [*turns, over], 8, Finished(path), heard.append)
+    first, second = texts
     text = tiny.tokenizer().decode(first[1], skip_special_tokens=True)
     chat = [{"role": "user", "content": "the quick"}, {"role": "assistant", "content": text},
             {"role": "user", "content": "again"}]  # fmt: skip
     assert second[0] == engine.prepare({}).encode(chat)
     assert heard == [1, 1, 1]
-    assert given.wrong[0].startswith("over: the prompt has 600 tokens")
+    assert wrong[0].startswith("over: the prompt has 600 tokens")
     monkeypatch.setattr(Engine, "generate", pytest.fail)  # they are known already
-    assert answers(engine, turns, 8, Finished(path), heard.append).texts == given.texts
+    assert answers(engine, turns, 8, Finished(path), heard.append)[0] == texts
     with pytest.raises(LoadError, match="no prompt could be used; the first: over"):
         asked(engine, [over])
     with pytest.raises(UnsupportedError, match="one token per pass"):
@@ -81,7 +81,7 @@ def test_other_weights_of_the_same_name_answer_anew(tmp_path: Path) -> None:
     found = []
     for _ in range(2):
         engine = Engine.from_pretrained(model, tokenizer=tiny.tokenizer(), drafter="none")
-        found.append(answers(engine, [record], 8, Finished(path), lambda _: None).texts)
+        found.append(answers(engine, [record], 8, Finished(path), lambda _: None)[0])
         with torch.no_grad():
             model.get_input_embeddings().weight.copy_(torch.randn(model.config.vocab_size, 64))
     assert found[0] != found[1]

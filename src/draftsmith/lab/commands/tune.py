@@ -111,11 +111,11 @@ def copyspec(machine: TunedOptions, chosen: CopySpecOptions, *, json_: Json = Fa
     engine, finished = Engine(loaded, drafter="none"), begun(loaded, ".copyspec.jsonl")
     limit = chosen.max_new_tokens
     with bar("answering", len(records)) as advance:
-        given = answers(engine, records, limit, finished, advance)
+        texts, wrong = answers(engine, records, limit, finished, advance)
     curve, found = curve or cost_here(loaded), []
     with bar("replaying", len(GAMMAS)) as advance:
         for gamma in GAMMAS:
-            found.append(measured(engine, given.texts, limit, curve, gamma))
+            found.append(measured(engine, texts, limit, curve, gamma))
             advance(1)
     if json_:
         print_json({"rows": [one.as_dict() for one in found]})
@@ -123,7 +123,7 @@ def copyspec(machine: TunedOptions, chosen: CopySpecOptions, *, json_: Json = Fa
         console, fastest = stdout(), best(found)
         cells = [[*one.cells(), "← fastest" * (one is fastest)] for one in found]
         console.print(text_table((*HEADS, " "), cells, console.width))
-    tell(given.wrong)
+    tell(wrong)
     finished.forget()
 
 

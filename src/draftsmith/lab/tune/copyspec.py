@@ -7,7 +7,7 @@ and the next one).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import isnan, nan
 from typing import Any
@@ -80,24 +80,18 @@ HEADS = ("γ", "similarity", "attempts", "accepted/attempt", "copied", "tokens p
          "estimated speed")  # fmt: skip
 
 
-@dataclass(slots=True)
-class Answers:
-    """A model's greedy answers to some prompts."""
-
-    texts: list[Text] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    """A line for each prompt that could not be used."""
-
-
 def answers(
     engine: Engine,
     records: Sequence[Record],
     max_new_tokens: int,
     finished: Finished,
     advance: Callable[[int], None],
-) -> Answers:
-    """Generate plain greedy answers, later turns after earlier ones; raises LoadError if none."""
-    model, found = engine.model, Answers()
+) -> tuple[list[Text], list[str]]:
+    """Generate plain greedy answers, later turns after earlier ones; raises LoadError if none.
+
+    Returns the texts, and a line for each prompt that could not be used.
+    """
+    model, texts, wrong = engine.model, list[Text](), list[str]()
     check(model)
     known, written = identity(model), dict[tuple[int, str], str]()
 
@@ -110,14 +104,14 @@ def answers(
         try:
             ids = encoded(model, filled(record, 0, written, records))
         except PromptError as error:
-            found.wrong.append(f"{record.id}: {error}")
+            wrong.append(f"{record.id}: {error}")
             continue
         answer = finished.recall(["plain", *known, max_new_tokens, ids], partial(plain, ids))
         written[0, record.id] = decode(model.tokenizer, answer)
-        found.texts.append((ids, answer))
-    if not found.texts:
-        raise LoadError(f"no prompt could be used; the first: {found.wrong[0]}")
-    return found
+        texts.append((ids, answer))
+    if not texts:
+        raise LoadError(f"no prompt could be used; the first: {wrong[0]}")
+    return texts, wrong
 
 
 def cost_here(model: LoadedModel) -> Slope:
