@@ -340,7 +340,7 @@ class PackedStore(KVStore):
 
     def mark(self, row: SequenceRow) -> None:
         """Keep the slots of windowed layers, so that what the row drops later stays readable."""
-        drops = [] if row.rewinds else row.state
+        drops = row.state if self.forgets and not row.rewinds else []
         windowed = [slots for slots in drops if slots.window is not None]
         row.mark = (row.cached, windowed) if windowed else None
 

@@ -290,9 +290,6 @@ class StaticStore(PackedStore):
             buffer.stale[place] = True
         return super().truncate(row, length)
 
-    def mark(self, row: SequenceRow) -> None:
-        """Do nothing, because no layer drops positions."""
-
     def unshare(self, row: SequenceRow) -> None:
         """Copy an idle row out of its buffer, which the next row uses with its graphs."""
         if row in self._places:
