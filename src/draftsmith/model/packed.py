@@ -141,8 +141,6 @@ class PackedPass(PassCache):
 
     columns: ClassVar[bool] = False
     """Memory layout of keys: see `allocate`."""
-    merges: ClassVar[bool] = True
-    """Whether rows may be merged into one span."""
 
     def __init__(
         self,
@@ -159,7 +157,7 @@ class PackedPass(PassCache):
         super().__init__()
         self.longest = max(part.cached for part in parts)
         self._windows = windows
-        runs = _runs(rows, parts, merge=self.merges and not recorded)
+        runs = _runs(rows, parts, merge=not recorded)
         spans = self._spans = [parts[first] for first, _ in runs]
         self._firsts = {
             window: [first_visible(window, span.cached) for span in spans]

@@ -41,7 +41,6 @@ class ExactPass(PackedPass):
     """A pass that uses our own attention kernel, with keys stored by column."""
 
     columns = True
-    merges = False
 
     def __init__(
         self,
@@ -50,7 +49,7 @@ class ExactPass(PackedPass):
         windows: Sequence[Window],
         recorded: bool,
     ) -> None:
-        super().__init__(rows, parts, windows, recorded)
+        super().__init__(rows, parts, windows, recorded=True)  # no rows are merged
         self._rows, self._recorded = rows, recorded
         self._seen: dict[tuple[Window, int, int], _Views] = {}
         self._bits: dict[Slots, tuple[Any, Any]] = {}
