@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.drafter import Context, Drafter, DrafterState, common_prefix
+from draftsmith.core.drafter import Context, common_prefix
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.drafters.calibration import Calibration
@@ -30,6 +30,7 @@ from draftsmith.lab.lines import Finished
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.taps import PassTaps
 from draftsmith.model.taps import check as check_needs
+from draftsmith.testing import Scripted
 
 LENGTHS = tuple(range(10, 101, 10))
 """Draft lengths to try. Source: section 7.2."""
@@ -293,9 +294,14 @@ def watched(
 
     Raises DrafterError if a step could not be seen.
     """
+
+    def look(ctx: Context) -> Draft:
+        see(ctx)
+        return EMPTY
+
     result = plan.engine.generate(
         list(prompt),
-        drafter=Onlooker(needs, see),
+        drafter=Onlooker(look, needs),
         budget=1,
         temperature=0.0,
         max_new_tokens=plan.max_new_tokens,
@@ -307,25 +313,12 @@ def watched(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Onlooker(Drafter):
-    """Drafts nothing, and calls `see` with every context."""
+class Onlooker(Scripted):
+    """A drafter for which the target records what `wanted` names."""
 
     wanted: Needs
-    see: Callable[[Context], None]
 
-    name: ClassVar[str] = "onlooker"
+    name = "onlooker"
 
     def needs_of(self, model: ModelFacts) -> Needs:  # noqa: ARG002
         return self.wanted
-
-    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        return _Looking(self.see)
-
-
-class _Looking(DrafterState):
-    def __init__(self, see: Callable[[Context], None]) -> None:
-        self._see = see
-
-    def draft(self, ctx: Context) -> Draft:
-        self._see(ctx)
-        return EMPTY
