@@ -81,7 +81,11 @@ def build(
             with show("reading texts", len(found)) as advance:
                 pieces = read_pieces(found, plan.fields, plan.piece, tokenizer, advance)
             write_text(note, key)  # only now: nothing was computed for texts that cannot be read
-            chosen, facts = _best(plan, pieces, tokenizer, model, workshop / "scores.jsonl", show)
+            chosen, facts = np.arange(len(pieces), dtype=np.int64), dict[str, float]()
+            if plan.keep is not None and model is not None:
+                journal = workshop / "scores.jsonl"
+                ranks = score(pieces, model, opening(tokenizer), journal, show)
+                chosen, facts = lowest(ranks, plan.keep)
             read = dict(pieces.facts)
             if skipped:
                 read["skipped as no regular file"] = len(skipped)
@@ -98,20 +102,6 @@ def build(
                 advance(1)
     shutil.rmtree(workshop, ignore_errors=True)
     return header
-
-
-def _best(
-    plan: CorpusPlan,
-    pieces: Pieces,
-    tokenizer: Any,
-    model: LoadedModel | None,
-    journal: Path,
-    show: Show,
-) -> tuple[NDArray[np.int64], dict[str, float]]:
-    """Return the pieces to keep and figures of their ranks; all pieces if nothing is ranked."""
-    if plan.keep is None or model is None:
-        return np.arange(len(pieces), dtype=np.int64), {}
-    return lowest(score(pieces, model, opening(tokenizer), journal, show), plan.keep)
 
 
 def _key(plan: CorpusPlan, texts: Sequence[Path], tokenizer: Any, model: LoadedModel | None) -> str:
