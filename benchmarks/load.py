@@ -11,12 +11,13 @@ import argparse
 import multiprocessing
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,7 +29,6 @@ from draftsmith.lab.bench.summary import Interval
 from draftsmith.storage import digest
 from draftsmith.text.tokenizer import render_chat
 
-T = TypeVar("T")
 PLAIN, AUTO = "none", "auto"
 LONGEST = 640
 """Most tokens of a prompt."""
@@ -154,63 +154,55 @@ def chats(name: str, tokenizer: Any, data: Path | None, count: int) -> list[Chat
     return random.Random(0).sample(found, len(found))
 
 
-def compare(
-    args: argparse.Namespace,
-    title: str,
-    arms: Mapping[str, Callable[[], Arm]],
-    programs: Mapping[str, object],
-    prompts: Sequence[T],
-    marked: Callable[[str, T], T] = lambda _, prompt: prompt,
-) -> dict[int, Rounds]:
-    """Return the rounds of every number of callers (`args.at_once`), answered by every arm.
-
-    `arms`: functions that start them. `programs`: model and program of each arm; results of others
-    are not used again. Plain and `auto` answer every round, the others only `args.peer_rounds` of
-    them. A caller asks `args.requests` prompts per round. Before an arm is measured, it answers at
-    most `args.warm` prompts at once. `marked` adds a different mark to every prompt.
-    """
-    found, load = dict[int, Rounds](), Load(args, title, arms, programs, prompts, marked)
-    try:
-        for at_once in args.at_once:
-            found[at_once] = load.rounds(at_once)
-            speed = over_plain(found[at_once])
-            print(f"{title}, {at_once} at once: auto / plain {speed.shown('', 3)}", flush=True)
-    finally:
-        load.end()
-    return found
-
-
+@dataclass
 class Load:
-    """Rounds of one model, answered by every arm; the arguments are those of `compare`."""
+    """Rounds of one model, answered by every arm.
 
-    def __init__(
-        self, args: Any, title: str, arms: Any, programs: Any, prompts: Any, marked: Any
-    ) -> None:
-        self.args, self.title, self._programs = args, title, programs
-        self._start, self._prompts, self._marked = arms, prompts, marked
-        self._arms: dict[str, Arm] = {}
-        self._refused: dict[str, str] = {}
+    Plain and `auto` answer every round, the others only `args.peer_rounds` of them. A caller asks
+    `args.requests` prompts per round. Before an arm is measured, it answers at most `args.warm`
+    prompts at once.
+    """
 
-    def end(self) -> None:
-        """End all arms that were started."""
-        for arm in self._arms.values():
-            arm.end()
+    args: argparse.Namespace
+    title: str
+    starts: Mapping[str, Callable[[], Arm]]
+    """Functions that start the arms."""
+    programs: Mapping[str, object]
+    """Model and program of each arm; results of others are not used again."""
+    prompts: Sequence[Any]
+    marked: Callable[[str, Any], Any] = lambda _, prompt: prompt
+    """Adds a different mark to every prompt."""
+    _arms: dict[str, Arm] = field(default_factory=dict)
+    _refused: dict[str, str] = field(default_factory=dict)
+
+    def compare(self) -> dict[int, Rounds]:
+        """Return the rounds of every number of callers (`args.at_once`)."""
+        found = dict[int, Rounds]()
+        try:
+            for at_once in self.args.at_once:
+                found[at_once] = self._rounds(at_once)
+                speed = over_plain(found[at_once]).shown("", 3)
+                print(f"{self.title}, {at_once} at once: auto / plain {speed}", flush=True)
+        finally:
+            for arm in self._arms.values():
+                arm.end()
+        return found
 
     def _round(self, at_once: int, number: int) -> list[Any]:
         """Return the prompts of a round."""
-        count, every = at_once * self.args.requests, self._prompts
+        count, every = at_once * self.args.requests, self.prompts
         places = range(number * count, (number + 1) * count)
-        return [self._marked(f"{at_once}.{n}", every[n % len(every)]) for n in places]
+        return [self.marked(f"{at_once}.{n}", every[n % len(every)]) for n in places]
 
-    def rounds(self, at_once: int) -> Rounds:
+    def _rounds(self, at_once: int) -> Rounds:
         """Return the figures of every arm in each round."""
         args, found, warm = self.args, Rounds(), set[str]()
         times = max(1, min(MORE, SMALL // (at_once * args.requests)))
         for number in range(times * args.rounds):
-            names = [*self._start] if number < times * args.peer_rounds else [PLAIN, AUTO]
+            names = [*self.starts] if number < times * args.peer_rounds else [PLAIN, AUTO]
             prompts = self._round(at_once, number)
             same = [self.title, at_once, number, args.tokens, AWAKE, digest(prompts)]
-            keys = {name: [name, *same, self._programs[name]] for name in names}
+            keys = {name: [name, *same, self.programs[name]] for name in names}
             made = {name: args.results.get(keys[name]) for name in names}
             missing = [name for name in names[:: 1 if number % 2 else -1] if not made[name]]
             cold = [name for name in missing if name not in warm]
@@ -251,7 +243,7 @@ class Load:
         if name not in self._arms and name not in self._refused:
             print(f"{self.title}: starting {name}", flush=True)
             try:
-                self._arms[name] = self._start[name]()
+                self._arms[name] = self.starts[name]()
             except Refused as refused:
                 self._refused[name] = str(refused)
         return None if name in self._refused else self._arms[name]

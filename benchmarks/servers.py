@@ -36,7 +36,7 @@ HEADS = ("first token, ms", "95 %", "a later one, ms", "95 %", "prompts from the
 
 
 class Server:
-    """A server that is stopped except in its turns; an arm of `load.compare`."""
+    """A server that is stopped except in its turns; an arm of `load.Load`."""
 
     def __init__(self, words: list[str], model: str, threads: int, log: Path) -> None:
         """Start the server, with --port added, and wait until it serves; raise Refused.
@@ -167,13 +167,13 @@ def compare(
     marked: Callable[[str, T], T],
     kind: type[Server] = Server,
 ) -> tuple[str, bool]:
-    """Return the table of all servers (`load.compare`), and whether `auto` is slower than plain.
+    """Return the table of all servers (`load.Load`), and whether `auto` is slower than plain.
 
     `kind`: how a server is asked.
     """
     arms = {arm: partial(started, arm, model, args, kind) for arm in ARMS}
     programs = {arm: program(arm, model, args) for arm in ARMS}
-    found = load.compare(args, title, arms, programs, prompts, marked)
+    found = load.Load(args, title, arms, programs, prompts, marked).compare()
     return load.block(title, found, HEADS, figures), load.slower(found)
 
 

@@ -86,7 +86,7 @@ def measure(args: argparse.Namespace) -> Blocks:
         how = name, dtype, args.threads
         arms = {arm: partial(load.Worker, answering, arm, *how) for arm in ARMS}
         programs = dict.fromkeys(ARMS, builtin.resolve(name))
-        found = load.compare(args, title, arms, programs, prompts)
+        found = load.Load(args, title, arms, programs, prompts).compare()
         broken |= load.slower(found)
         yield load.block(title, found, ["tokens/pass"], load.per_pass)
     return broken
