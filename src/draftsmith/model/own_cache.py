@@ -80,7 +80,7 @@ class OwnCacheStore(KVStore):
             last = 1 + len(draft)
             tokens = [*row.pending[: row.taken], *draft.tokens]
             taps = record([row], self._blocks, [slice(None)])
-            logits = self._pass(row, tokens, last, taps=taps)
+            logits = self._pass(row, tokens, row.cached, last, taps)
             outputs.append(RowOutput(logits[:0] if row.is_chunk else logits[-last:]))
         return outputs
 
@@ -144,18 +144,17 @@ class OwnCacheStore(KVStore):
             else:
                 row.state = self._empty()
                 if row.ids:
-                    self._pass(row, row.ids, 1, start=0)
+                    self._pass(row, row.ids, 0, 1)
         row.unfinished = None  # only now: what fails here is done before the next pass
 
     def _pass(
         self,
         row: SequenceRow,
         tokens: Sequence[int],
+        start: int,
         last: int,
-        start: int = -1,
         taps: PassTaps | None = None,
     ) -> Tensor:
-        start = row.cached if start < 0 else start
         positions = [list(range(start, start + len(tokens)))]
         if row.state is None and self._prepared:
             row.state = self._forward.prepared_cache(tokens)
@@ -165,7 +164,7 @@ class OwnCacheStore(KVStore):
         if row.state is None:
             # Some models of transformers 4 fill a cache that only `generate` makes.
             self._prepared = True
-            return self._pass(row, tokens, last, start, taps)
+            return self._pass(row, tokens, start, last, taps)
         logits: Tensor = output.logits
         return logits[0]
 
