@@ -128,7 +128,8 @@ class Graphs:
                     raise
                 # A model's code may raise any error. Memory may suffice for a later capture.
                 self._lacks += isinstance(error, torch.OutOfMemoryError)
-                self._free()
+                self.free.clear()
+                self._graphs.clear()
                 if self._lacks >= MOST_LACKS or not isinstance(error, torch.OutOfMemoryError):
                     self._give_up(error)
                 return body()
@@ -166,7 +167,6 @@ class Graphs:
             "CUDA graphs are not used, so passes take longer: this model cannot be captured "
             f"({first_line(error)})"
         )
-        self._graphs.clear()
         warnings.warn(self.failure, stacklevel=2)
 
     def _end_capture(self) -> None:
@@ -174,8 +174,3 @@ class Graphs:
         with suppress(Exception):
             number = torch.zeros(1, device=self.device)
             Captured(lambda: (number.add_(1),), self.device, None)
-
-    def _free(self) -> None:
-        """Free idle buffers and all graphs."""
-        self.free.clear()
-        self._graphs.clear()
