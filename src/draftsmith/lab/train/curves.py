@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from draftsmith.errors import LoadError
 from draftsmith.storage import write_text
 
-Panels = tuple[Sequence[str], Sequence[str]]
-"""Columns of the left and of the right half of a picture."""
+Panels = Mapping[str, Sequence[str]]
+"""Label of the left and of the right half of a picture → the columns that it shows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,19 +35,18 @@ class StepLosses:
     held_out: float | None = None
     """Standard-token loss on held-out text, if it was measured."""
 
-
-PANELS = ("standard", "held_out"), ("adaptive",)
-"""Columns that the two parts of the picture show."""
+    panels: ClassVar[Panels] = {
+        "loss of standard tokens (nats)": ("standard", "held_out"),
+        "loss of adaptive tokens (nats)": ("adaptive",),
+    }
 
 
 class Curves:
     """Writes the curves. Rows after `step`, from a training that was killed, are replaced."""
 
-    def __init__(
-        self, folder: Path, step: int, kind: type[Any] = StepLosses, panels: Panels = PANELS
-    ) -> None:
-        """`kind`: the dataclass of a row, with `step` and `tokens`; `panels`: what is drawn."""
-        self.folder, self.kind, self.panels = folder, kind, panels
+    def __init__(self, folder: Path, step: int, kind: type[Any] = StepLosses) -> None:
+        """`kind`: the dataclass of a row, with `step` and `tokens`, and the `panels` to draw."""
+        self.folder, self.kind = folder, kind
         self.rows = [row for row in read(folder, kind) if row.step <= step]
 
     def add(self, row: Any) -> None:
@@ -57,7 +56,7 @@ class Curves:
     def flush(self) -> None:
         """Write the log and the picture."""
         self.close()
-        draw(self.rows, self.folder / "losses.png", self.panels)
+        draw(self.rows, self.folder / "losses.png", self.kind.panels)
 
     def close(self) -> None:
         """Write the log, also of a training that failed."""
@@ -97,8 +96,7 @@ def draw(rows: Sequence[Any], path: Path, panels: Panels) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes, names in zip((left, right), panels, strict=True):
+    for axes, (title, names) in zip(figure.subplots(1, 2), panels.items(), strict=True):
         for name in names:
             known = [row for row in rows if getattr(row, name) is not None]
             if not known:
@@ -109,8 +107,7 @@ def draw(rows: Sequence[Any], path: Path, panels: Panels) -> None:
             axes.plot(steps, values, style, color="C0", markersize=3, label=label)
         axes.set_xlabel("steps")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        what = "loss of {} tokens (nats)" if panels == PANELS else "{}"
-        axes.set_ylabel(what.format(names[0].replace("_", " ")))
+        axes.set_ylabel(title)
         axes.grid(alpha=0.3)
         if axes.lines:
             # Above the plot, where it hides no curve.

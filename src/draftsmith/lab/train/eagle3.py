@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from draftsmith.errors import OptionError, TrainingError, UnsupportedError
 from draftsmith.lab.corpus.build import Show, unseen
 from draftsmith.lab.fingerprint import fingerprint
 from draftsmith.lab.train.batches import in_order
-from draftsmith.lab.train.curves import Curves
+from draftsmith.lab.train.curves import Curves, Panels
 from draftsmith.lab.train.recipe import HeadRecipe, Texts
 from draftsmith.lab.train.run import Run, check_installed, kept_whole
 from draftsmith.lab.train.texts import held_out_stream, sequences, stream
@@ -72,6 +72,8 @@ class HeadStep:
     """Share of places at which head and target name the same token, at the first step."""
     right_at_last: float
     """The same at the last unrolled step."""
+
+    panels: ClassVar[Panels] = {"loss": ("loss",), "right": ("right", "right_at_last")}
 
 
 @dataclass(frozen=True)
@@ -241,8 +243,7 @@ def _learn(
     adamw = torch.optim.AdamW(weights.values(), betas=(0.9, 0.95), weight_decay=0.0)
     done, before = run.restore(weights, adamw)
     begin = perf_counter() - before
-    panels = ("loss",), ("right", "right_at_last")
-    with closing(Curves(run.training, done, HeadStep, panels)) as curves:
+    with closing(Curves(run.training, done, HeadStep)) as curves:
         for step in range(done, recipe.steps):
             chosen = in_order([recipe.seed, _ORDER], step, recipe.rows, len(rows))
             tokens = torch.tensor(rows[chosen], device=head.device).long()
