@@ -16,7 +16,8 @@ DraftsmithError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -96,3 +97,16 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     first = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
     return first[:200] or type(error).__name__
+
+
+@contextmanager
+def extra(name: str, need: str, kind: type[DraftsmithError] = OptionError) -> Iterator[None]:
+    """Convert ImportError to an error that says which extra to install.
+
+    `need` begins the message: "a grammar needs llguidance".
+    """
+    try:
+        yield
+    except ImportError as error:
+        why, install = first_line(error), f"pip install 'draftsmith[{name}]'"
+        raise kind(f"{need}, which cannot be imported ({why}): {install}") from error

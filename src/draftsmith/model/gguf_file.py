@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from draftsmith.errors import LoadError, first_line
+from draftsmith.errors import LoadError, extra, first_line
 from draftsmith.storage import reading
 
 _VERSIONS = (2, 3)
@@ -99,15 +99,10 @@ class File:
 
 def package() -> Any:
     """Return the `gguf` package; raises LoadError if it or a dependency is not installed."""
-    try:
+    with extra("gguf", "GGUF files need gguf and accelerate", LoadError):
         import accelerate  # noqa: F401  transformers asks for it
         import gguf
         import gguf.quants
-    except ImportError as error:
-        raise LoadError(
-            f"GGUF files need the packages gguf and accelerate ({first_line(error)}): "
-            "pip install 'draftsmith[gguf]'"
-        ) from error
     return gguf
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from draftsmith.core.drafter import common_prefix
 from draftsmith.core.sampling import without
-from draftsmith.errors import DraftsmithError, OptionError, first_line
+from draftsmith.errors import DraftsmithError, OptionError, extra, first_line
 from draftsmith.text.thoughts import ThinkingState
 from draftsmith.text.vocab import Vocabulary
 from draftsmith.values import shown
@@ -470,13 +470,8 @@ class _Spelt:
 
 def _library() -> Any:
     """Import llguidance; raise OptionError if it is not installed."""
-    try:
+    with extra("grammar", "a grammar needs llguidance"):
         import llguidance
-    except ImportError as error:
-        raise OptionError(
-            f"a grammar needs llguidance, which cannot be imported ({error}): "
-            "pip install 'draftsmith[grammar]'"
-        ) from error
     return llguidance
 
 

@@ -10,7 +10,7 @@ from html import escape
 from itertools import accumulate, cycle
 from typing import TYPE_CHECKING, Any
 
-from draftsmith.errors import OptionError
+from draftsmith.errors import extra
 from draftsmith.lab.bench.cost import CostTable
 from draftsmith.lab.bench.summary import Section, Summary
 
@@ -58,13 +58,8 @@ _LABEL = 36
 
 def check() -> None:
     """Raise OptionError if matplotlib is not installed."""
-    try:
+    with extra("bench", "a report's plots need matplotlib"):
         import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise OptionError(
-            f"a report's plots need matplotlib, which cannot be imported ({error}); "
-            "pip install 'draftsmith[bench]'"
-        ) from error
 
 
 def draw(label: str, paint: Callable[[Axes], None], height: float = _HEIGHT) -> str:

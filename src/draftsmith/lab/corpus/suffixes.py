@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from draftsmith.drafters.corpus.files import ID, POSITION
-from draftsmith.errors import OptionError
+from draftsmith.errors import OptionError, extra
 
 Ids = NDArray[Any]
 """(N,) big-endian 32-bit token ids, so that comparing bytes is comparing ids."""
@@ -43,11 +43,6 @@ def sorted_suffixes(ids: Ids, largest: int) -> Iterator[NDArray[np.uint32]]:
 
 def sorter() -> Any:
     """Return the function that sorts suffixes of bytes; OptionError if it is not installed."""
-    try:
+    with extra("corpus", "building a corpus needs pydivsufsort"):
         from pydivsufsort import divsufsort
-    except ImportError as error:
-        raise OptionError(
-            f"building a corpus needs pydivsufsort, which cannot be imported ({error}); "
-            "pip install 'draftsmith[corpus]'"
-        ) from error
     return divsufsort
