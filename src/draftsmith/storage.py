@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
+from safetensors import SafetensorError
+
 from draftsmith.errors import LoadError, WriteError
 
 try:
@@ -32,7 +34,7 @@ NEW = ".new"
 PACKED: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 """Functions that open compressed files, by suffix."""
 
-_UNREADABLE = (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error)
+_UNREADABLE = OSError, EOFError, UnicodeDecodeError, SafetensorError, lzma.LZMAError, zlib.error
 
 
 def cache_folder() -> Path:

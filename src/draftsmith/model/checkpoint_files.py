@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.errors import HfHubHTTPError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from transformers.utils import cached_file
 
 from draftsmith import builtin
 from draftsmith.errors import LoadError, first_line
-from draftsmith.storage import parse_json
+from draftsmith.storage import parse_json, reading
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _PICKLES = "pytorch_model.bin", "model.bin", "pytorch_model.bin.index.json"
@@ -43,11 +43,8 @@ class Checkpoint:
         for name in names:
             by_file.setdefault(self.files[name], []).append(name)
         for path, inside in by_file.items():
-            try:
-                with safe_open(path, "pt") as file:
-                    found |= {name: file.get_tensor(name) for name in inside}
-            except (OSError, SafetensorError) as error:
-                raise LoadError(f"{path} cannot be read: {first_line(error)}") from error
+            with reading(path), safe_open(path, "pt") as file:
+                found |= {name: file.get_tensor(name) for name in inside}
         return found
 
     def _files(self) -> dict[str, Path]:
@@ -60,11 +57,8 @@ class Checkpoint:
                 raise LoadError(f"{self.source} has no {missing[0]}, which its index names")
             return {name: path for name, file in names.items() if (path := files[file])}
         if single := self._file(_SINGLE):
-            try:
-                with safe_open(single, "pt") as file:
-                    return dict.fromkeys(file.keys(), single)
-            except (OSError, SafetensorError) as error:
-                raise LoadError(f"{single} cannot be read: {first_line(error)}") from error
+            with reading(single), safe_open(single, "pt") as file:
+                return dict.fromkeys(file.keys(), single)
         if pickled := next(filter(self._file, _PICKLES), None):
             raise LoadError(
                 f"{self.source} has {pickled} only, a pickle, which can run code; download it, and "
