@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.shared import SOURCE, contents
 from draftsmith.drafters.registry import parse
-from draftsmith.lab.bench.cost import CostTable, measure_cost
+from draftsmith.lab.bench.cost import CostTable, Grid, measure_cost
 from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.estimate import predict
 from draftsmith.lab.bench.machine import linear_layers, machine
@@ -16,7 +16,7 @@ from draftsmith.lab.bench.suites import read
 from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.lab.fingerprint import fingerprint
 from draftsmith.model.loaded import LoadedModel
-from draftsmith.model.measure import Grid, versions
+from draftsmith.model.measure import versions
 from draftsmith.storage import digest
 
 GRID = [(tokens, ngram) for tokens in (3, 4, 5, 7, 10, 15, 20) for ngram in (1, 2, 3, 4)]

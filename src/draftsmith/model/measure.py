@@ -55,20 +55,10 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Widths, contexts and repetitions of a measurement."""
-
-    positions: abc.Sequence[int] = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64, 96, 128)
-    """Widths of a pass; 11 is the root and a draft of ten, as in the papers."""
-    contexts: abc.Sequence[int] = (128, 512, 2048)
-    repeats: int = 9
-
-    def longest(self, loaded: LoadedModel) -> int:
-        """Longest context after which all passes fit into the model's; below 1 if none does."""
-        # Every step adds a token, and the widest pass must still fit after the last one.
-        spare = max(self.positions) + len(self.positions) * (self.repeats + 1) + 1
-        return (loaded.context_length or max(self.contexts) + spare) - spare
+def longest_context(loaded: LoadedModel, widths: abc.Sequence[int], repeats: int) -> int:
+    """Longest context after which all passes fit into the model's; below 1 if none does."""
+    # Every step adds a token, and the widest pass must still fit after the last one.
+    return (loaded.context_length or 1 << 30) - max(widths) - len(widths) * (repeats + 1) - 1
 
 
 def pass_cost(
@@ -84,11 +74,10 @@ def pass_cost(
     widths that still do not fit are left out.
     """
     widths = sorted(widths)
-    while (longest := Grid(widths, (context,), repeats).longest(loaded)) < 1 < len(widths):
+    while (longest := longest_context(loaded, widths, repeats)) < 1 < len(widths):
         widths.pop()
-    grid = Grid(widths, (max(1, min(context, longest)),), repeats)
     with torch.inference_mode():
-        _, seconds = timed_steps(loaded, grid.contexts[0], rows, grid)
+        _, seconds = timed_steps(loaded, max(1, min(context, longest)), rows, widths, repeats)
     return {width: statistics.median(times) for width, times in seconds.items()}
 
 
@@ -182,7 +171,7 @@ def _read_number(path: str, name: str = "") -> int:
 
 
 def timed_steps(
-    loaded: LoadedModel, context: int, rows: int, grid: Grid
+    loaded: LoadedModel, context: int, rows: int, widths: abc.Sequence[int], repeats: int
 ) -> tuple[float, dict[int, list[float]]]:
     """Return the seconds of a prompt, and those of every step of `rows` rows by its width.
 
@@ -190,7 +179,7 @@ def timed_steps(
     the machine affects all of them.
     """
     runner = Runner(loaded)
-    widths = [p for p in grid.positions if p == 1 or runner.shape != "plain"]
+    widths = [width for width in widths if width == 1 or runner.shape != "plain"]
     budgets = [FixedBudget(0) for _ in range(rows)]
     size = loaded.vocab_size
     sequences = [
@@ -214,7 +203,7 @@ def timed_steps(
             runner.prefill(sequence.row)
         runner.wait()
         began = (perf_counter() - begin) / rows
-        for turn in range(grid.repeats + 1):
+        for turn in range(repeats + 1):
             for width in widths if turn % 2 == 0 else reversed(widths):
                 for budget in budgets:
                     budget.width = width - 1

@@ -20,6 +20,7 @@ from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError, UnsupportedError, WriteError
 from draftsmith.lab.bench.cost import (
     CostTable,
+    Grid,
     Point,
     Slope,
     _interpolate,
@@ -33,7 +34,7 @@ from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.replay import Replay, ReplayBudget, replay
 from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.model.load import load
-from draftsmith.model.measure import Grid, pass_cost
+from draftsmith.model.measure import pass_cost
 from draftsmith.model.runner import Runner
 
 call = partial(command.call, "bench")

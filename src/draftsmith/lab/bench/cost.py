@@ -16,10 +16,20 @@ from draftsmith.core.cost import LADDER
 from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.lab.bench.machine import linear_layers, machine
 from draftsmith.model.loaded import LoadedModel, last_part
-from draftsmith.model.measure import Grid, timed_steps, versions
+from draftsmith.model.measure import longest_context, timed_steps, versions
 from draftsmith.storage import parse_json, reading, write_text
 
 FORMAT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Widths, contexts and repetitions of a measurement."""
+
+    positions: Sequence[int] = (1, 2, 3, 4, 6, 8, 11, 16, 24, 32, 48, 64, 96, 128)
+    """Widths of a pass; 11 is the root and a draft of ten, as in the papers."""
+    contexts: Sequence[int] = (128, 512, 2048)
+    repeats: int = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +162,7 @@ def measure_cost(
 
     Contexts too long for the model are shortened; raises UnsupportedError if nothing fits.
     """
-    longest = grid.longest(loaded)
+    longest = longest_context(loaded, grid.positions, grid.repeats)
     if longest < 1:
         raise UnsupportedError(
             f"{loaded.name} has a context of {loaded.context_length}, too short for passes over "
@@ -163,9 +173,9 @@ def measure_cost(
     points: list[Point] = []
     prefill: dict[int, float] = {}
     with torch.inference_mode():
-        timed_steps(loaded, fitting[0], 1, Grid((1,), repeats=1))  # warm up
+        timed_steps(loaded, fitting[0], 1, (1,), 1)  # warm up
         for context in fitting:
-            began, seconds = timed_steps(loaded, context, 1, grid)
+            began, seconds = timed_steps(loaded, context, 1, grid.positions, grid.repeats)
             points += [_point(context, p, s) for p, s in seconds.items()]
             prefill[context] = 1e3 * began
             advance(1)

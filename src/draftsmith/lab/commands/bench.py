@@ -83,8 +83,7 @@ def cost(
     widths = _numbers("positions", chosen.positions) if chosen.positions else None
     check_writable(chosen.output)
     loaded = load_model(machine)
-    from draftsmith.lab.bench.cost import measure_cost
-    from draftsmith.model.measure import Grid
+    from draftsmith.lab.bench.cost import Grid, measure_cost
 
     grid = Grid(sorted({1, *(widths or Grid().positions)}), lengths, chosen.repeats)
     if warning := busy():
