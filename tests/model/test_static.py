@@ -178,7 +178,7 @@ def test_without_memory_for_a_larger_place_a_row_goes_on_in_its_own(
 
     def scarce(parts: Any, capacity: int, places: int) -> Any:
         asked.append(capacity)
-        if asked.count(128) in (1, 2):
+        if len(asked) == 1:
             raise torch.OutOfMemoryError("no memory")
         return own(parts, capacity, places)
 
@@ -186,7 +186,7 @@ def test_without_memory_for_a_larger_place_a_row_goes_on_in_its_own(
     shapes.clear()
     answer = engine.generate(IDS, drafter=oracle(plain), budget=15, max_new_tokens=60)
     assert answer.tokens == plain
-    assert (asked, answer.stats.failed_passes) == ([128, 128, 128], 1)
+    assert (asked, answer.stats.failed_passes) == ([128, 128], 1)
     assert [width for _, width, slots in shapes if slots == 64] == [16, 16, 1]
 
 

@@ -366,12 +366,8 @@ class StaticStore(PackedStore):
         return list(dict.fromkeys(buffer for buffer, _ in self._places.values()))
 
     def _new(self, row: SequenceRow, capacity: int, places: int) -> Buffer:
-        """Allocate a buffer; if memory is scarce, free those that no row uses."""
-        try:
-            buffer = Buffer(row.state, capacity, places)
-        except torch.OutOfMemoryError:
-            self.free_idle()
-            buffer = Buffer(row.state, capacity, places)
+        """Allocate a buffer."""
+        buffer = Buffer(row.state, capacity, places)
         self._graphs.buffers.add(buffer)
         return buffer
 
