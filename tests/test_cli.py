@@ -900,6 +900,9 @@ def test_drafters_describes_one() -> None:
     assert "Literal['first', 'last']" in result.stdout
     assert call("drafters", "copyspec(gamma=5)").stdout == result.stdout
     assert "Did you mean 'copyspec'" in fails(2, "drafters", "copispec")
+    shown = call("drafters", "draft_model").stdout
+    assert "Literal['auto', 'standard'" in shown
+    assert "that token stays in the draft." in shown
 
 
 def test_doctor(model: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -911,7 +914,7 @@ def test_doctor(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert record["recommendation"]["dtype"] in record["pass_seconds"]
     cli_doctor.show(record)
     shown = capsys.readouterr().out
-    for words in ("torch", "draft trees", "Recommendation", "bfloat16", "No trained head"):
+    for words in ("torch", "draft trees", "Recommendation", "bfloat16", "no trained head"):
         assert words in shown
 
 
@@ -957,9 +960,10 @@ def test_doctor_says_why_the_head_of_a_checkpoint_is_not_used(model: str, tmp_pa
     tensors["model.mtp_layers.0.input_proj.weight"] = torch.zeros(3, 3)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     record = json.loads(call("doctor", str(folder), "--json").stdout)
-    assert f"can be used: {folder}: the head" in record["trained_head"]["explained"]
+    assert f"{folder}: the head" in record["trained_head"]["unusable"]
     record = json.loads(call("doctor", model, "--json").stdout)
-    assert "has no head for multi-token prediction" in record["trained_head"]["explained"]
+    assert "has no head for multi-token prediction" in record["trained_head"]["unusable"]
+    assert "no trained head that can be used" in record["trained_head"]["explained"]
 
 
 @pytest.mark.slow

@@ -47,7 +47,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         if name in FRONT:
             up = "../" * page.file.src_uri.count("/")
             return f"{image}[{text}]({up}{FRONT[name]}{anchor or ''})"
-        return f"`{name}`" if image or text.strip("`") == name else f"{text} (`{name}`)"
+        said = text.strip("`")
+        if image or name.endswith(said):
+            return f"`{name}`"
+        return text if name in said else f"{text} (`{name}`)"
 
     return LINK.sub(led, markdown)
 

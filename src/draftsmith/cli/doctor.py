@@ -117,11 +117,11 @@ def trained_head(loaded: LoadedModel, head: HeadDrafter | None, plain: float) ->
             return {"refused": str(error)}
         width = getattr(loaded.config, "hidden_size", "unknown")
         fits = (
-            f"No trained head of its checkpoint can be used: {error}. An EAGLE-3 head fits if it "
-            f"was trained for this model: it reads states of the width {width}, and names ids "
-            f"below {loaded.vocab_size}"
+            "Its checkpoint has no trained head that can be used (--head mtp says why). An EAGLE-3 "
+            f"head, --head 'eagle3(model=…)', must be trained for it: it reads states of the width "
+            f"{width}, and names ids below {loaded.vocab_size}."
         )
-        return {"explained": f"{fits}; try one with --head 'eagle3(model=…)'."}
+        return {"explained": fits, "unusable": str(error)}
     spent = bound.step_seconds()
     cost = spent / plain
     explained = (

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import MISSING, Field, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from cyclopts import Parameter
+from docstring_parser import parse_from_object
 from rich.text import Text
 
 from draftsmith.cli.loading import waiting
-from draftsmith.cli.render import plain_table
+from draftsmith.cli.render import facts_table, plain_table
 from draftsmith.cli.report import note, stdout
 from draftsmith.errors import DraftsmithError
 
@@ -71,10 +73,16 @@ def _describe(name: str) -> None:
     example = name
     if fields(cls):
         table = plain_table("\noption", "\ndefault", "\ntype", header=True)
+        kinds = get_type_hints(cls)
         for option in fields(cls):
-            kind = getattr(option.type, "__name__", option.type)
-            table.add_row(option.name, _default(option) or "(required)", str(kind))
+            kind = kinds[option.name]
+            shown = getattr(kind, "__name__", "") if isinstance(kind, type) else str(kind)
+            shown = re.sub(r"\b[a-z_]+(\.[a-z_]+)*\.", "", shown)
+            table.add_row(option.name, _default(option) or "(required)", shown)
         console.print(table)
+        words = {one.arg_name: one.description for one in parse_from_object(cls).params}
+        if about := {name: " ".join(text.split()) for name, text in words.items() if text}:
+            console.print("", facts_table(about), sep="\n")
         # Drafters in a drafter need no name of an option.
         example = "copyspec+auto" if name == "cascade" else f'"{name}({_defaults(cls, 2)})"'
     console.print(Text.assemble("\nUse it with ", (f"-d {example}", "bold")))

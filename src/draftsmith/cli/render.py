@@ -151,7 +151,8 @@ class _Unpadded(Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         first = self.columns[0]  # what a row is about; a narrow terminal cuts other columns
-        first.min_width = max((console.measure(cell).maximum for cell in first.cells), default=0)
+        longest = max((console.measure(cell).maximum for cell in first.cells), default=0)
+        first.min_width = min(longest, options.max_width // 2)
         rendered = super().__rich_console__(console, options)
         if console.is_terminal:
             yield from rendered
@@ -164,12 +165,13 @@ class _Unpadded(Table):
 def plain_table(*columns: str, header: bool = False, folds: bool = False) -> Table:
     """A table without lines: reads the same in a terminal, in a file and in a mail.
 
-    `folds`: the last of two columns is text, which goes on in the next line.
+    `folds`: the last column is text, which goes on in the next line.
     """
     table = _Unpadded(box=None, show_header=header, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
-        justify: Literal["left", "right"] = "right" if number and not folds else "left"
-        fold: Literal["fold", "ellipsis"] = "fold" if number and folds else "ellipsis"
+        text = folds and number == len(columns) - 1
+        justify: Literal["left", "right"] = "right" if number and not text else "left"
+        fold: Literal["fold", "ellipsis"] = "fold" if text else "ellipsis"
         table.add_column(column, justify=justify, overflow=fold, no_wrap=fold != "fold")
     return table
 

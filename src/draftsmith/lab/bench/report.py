@@ -16,9 +16,9 @@ VERSUS_HEADS = ("arm", "prompts", "A tokens/s", "B tokens/s", "B over A", "A tok
                 "B tokens/pass", "same answer")  # fmt: skip
 NOTE = (
     "tokens/s: total tokens over total time, prompts included; speed-up: over {baseline}; in "
-    "brackets 95 % intervals over prompts; per prompt: mean of the prompts' speed-ups; "
-    "same answer: answers with exactly the tokens of {baseline}; memory: peak, of the process on "
-    "a CPU"
+    "brackets 95 % intervals over prompts, if these are enough; per prompt: mean of the prompts' "
+    "speed-ups; same answer: answers with exactly the tokens of {baseline}; memory: peak, of the "
+    "process on a CPU"
 )
 
 

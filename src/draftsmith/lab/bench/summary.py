@@ -21,6 +21,10 @@ Pace = tuple[float, float]
 """Tokens and seconds of one prompt, medians over its runs."""
 
 
+_USELESS = 10
+"""Intervals that end above this multiple of their figure are not shown: prompts are too few."""
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A figure with its 95 % interval over prompts: NaN if there is none."""
@@ -30,12 +34,14 @@ class Interval:
     high: float
 
     def shown(self, unit: str, digits: int = 2) -> str:
-        """Format as `2.00× [1.50, 2.50]`, for the unit ×, or as `2.00×` without an interval;
-        nothing where there is no value."""
+        """Format as `2.00× [1.50, 2.50]`, for the unit ×; nothing where there is no value.
+
+        Without an interval, or with one that says nothing, as two prompts have, as `2.00×`.
+        """
         if math.isnan(self.value):
             return ""
         value = f"{self.value:.{digits}f}{unit}"
-        if math.isnan(self.low):
+        if math.isnan(self.low) or self.high > _USELESS * self.value:
             return value
         return f"{value} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 

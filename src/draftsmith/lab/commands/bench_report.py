@@ -132,7 +132,10 @@ def _show_comparison(found: Comparison) -> None:
 
 
 def text_table(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> Table:
-    """Make a table without empty columns; drops less important ones to fit into `width`."""
+    """Make a table without empty columns; drops less important ones to fit into `width`.
+
+    Names the dropped ones below.
+    """
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     used = [i for i in range(len(columns)) if widths[i]]
     for spare in _SPARE:
@@ -140,6 +143,10 @@ def text_table(columns: Sequence[str], cells: Sequence[Sequence[str]], width: in
             break
         used = [i for i in used if columns[i] != spare]
     table = plain_table(*(columns[i] for i in used), header=True)
+    left = [columns[i] for i in range(len(columns)) if widths[i] and i not in used]
+    if left:
+        table.caption = f"left out for lack of width: {', '.join(left)}"
+        table.caption_justify, table.caption_style = "left", "dim"
     for row in cells:
         table.add_row(*(Text(row[i]) for i in used))
     return table

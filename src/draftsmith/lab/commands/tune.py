@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 """Layers, and heads per line, in the tables."""
+_FEW = 1_000
+"""Tokens of answers below which a calibration says little."""
 
 
 @dataclass(frozen=True)
@@ -179,15 +181,17 @@ def show(found: Calibration, attends: bool) -> None:
     console = stdout()
     counts = f": {found.tokens:,} tokens of {found.prompts} answers"
     console.print(Text.assemble((f"PLD+ on {found.model}", "bold"), counts))
-    table = plain_table("", "mean accepted length", header=True)
+    table = plain_table("", "mean accepted length", "", header=True, folds=True)
     layers = found.accepted["layer"]
     for layer in sorted(layers, key=lambda n: -layers[n])[:_SHOWN]:
-        table.add_row(f"layer {layer}, K=10", f"{layers[layer]:.2f}")
+        table.add_row(f"layer {layer}, K=10", f"{layers[layer]:.2f}", "")
     for rank, best in found.K.items():
         for K, length in found.accepted[rank].items():  # noqa: N806
-            chosen = "  ← shortest within 1 % of the best" if int(K) == best else ""
-            table.add_row(f"by {rank}, K={K}", f"{length:.2f}{chosen}")
+            chosen = "← shortest within 1 % of the best" if int(K) == best else ""
+            table.add_row(f"by {rank}, K={K}", f"{length:.2f}", chosen)
     console.print(table)
+    if found.tokens < _FEW:
+        note(f"note: {found.tokens:,} tokens are few; these figures change with other answers")
     total = found.layers * found.heads_per_layer
     if found.heads:
         first = ", ".join(f"{layer}.{head}" for layer, head, _ in found.heads[:_SHOWN])

@@ -66,7 +66,7 @@ class Recipe:
         False, "One for each depth (appendix B), not one for all; then k < L when decoding."
     )
     share: Annotated[float, ADAPTIVE] = setting(
-        0.1, "Share of the positions of a mixed sequence; see share_of.", least=0, most=1
+        0.1, "Share of the positions of a mixed sequence; see --share-of.", least=0, most=1
     )
     share_of: Annotated[str, ADAPTIVE] = setting(
         "windows",
