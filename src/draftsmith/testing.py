@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.drafter import Context, Drafter, DrafterState, common_prefix
+from draftsmith.core.drafter import Context, Drafter, Scripted, common_prefix
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, Sampler, SamplingParams, TorchSampler
 from draftsmith.core.sequence import Sequence, StopRule
@@ -271,29 +271,6 @@ def exact_distribution(
             if p > 0
         }
     return distributions
-
-
-# -------------------------------------------------------------------------------- drafters
-
-
-@dataclass(frozen=True, repr=False)
-class Scripted(Drafter):
-    """A test drafter that returns `propose(ctx)`."""
-
-    propose: Callable[[Context], Draft]
-
-    name = "scripted"
-
-    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        return _ScriptedState(self)
-
-
-@dataclass
-class _ScriptedState(DrafterState):
-    config: Scripted
-
-    def draft(self, ctx: Context) -> Draft:
-        return self.config.propose(ctx)
 
 
 # -------------------------------------------------------------------------------- contract

@@ -8,7 +8,7 @@ other engines can use it, too.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -170,6 +170,31 @@ class Drafter(ABC):
         return f"{self.name}({options})"
 
     __repr__ = __str__
+
+
+@dataclass(eq=False)
+class Stateless(DrafterState):
+    """State of a drafter that keeps nothing between steps: it drafts `propose(ctx)`."""
+
+    propose: Callable[[Context], Draft]
+
+    def draft(self, ctx: Context) -> Draft:
+        return self.propose(ctx)
+
+
+@dataclass(frozen=True, repr=False)
+class Scripted(Drafter):
+    """A drafter that drafts `propose(ctx)`, for measurements and tests."""
+
+    propose: Callable[[Context], Draft]
+
+    name: ClassVar[str] = "scripted"
+
+    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+        return Stateless(self.propose)
+
+    def bytes_for(self, positions: int) -> int:  # noqa: ARG002
+        return 0
 
 
 def sync(state: DrafterState, before: Sequence[int], now: Sequence[int]) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.draft import EMPTY
+from draftsmith.core.drafter import Context, Drafter, DrafterState, Stateless
 
 
 @dataclass(frozen=True, repr=False)
@@ -18,9 +18,4 @@ class Plain(Drafter):
     width: ClassVar[int] = 0
 
     def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        return _Silent()
-
-
-class _Silent(DrafterState):
-    def draft(self, ctx: Context) -> Draft:  # noqa: ARG002
-        return EMPTY
+        return Stateless(lambda _ctx: EMPTY)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.drafter import Context, Drafter, DrafterState, Stateless
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.drafters.corpus.datastore import DEPTH, LONGEST, SAMPLE, SHORTEST, Datastore, shared
 from draftsmith.drafters.options import at_least
@@ -69,18 +70,11 @@ class Retrieval(Drafter):
     def open(self, ctx: Context) -> DrafterState:
         store = self.datastore()
         store.header.check_ids(ctx.vocab_size, store.folder)
-        return _Lookup(self, store)
+        return Stateless(partial(self._follow, store))  # each step looks up the last ids only
 
-
-class _Lookup(DrafterState):
-    """State of a sequence: empty, because every step looks up the last ids only."""
-
-    def __init__(self, config: Retrieval, store: Datastore) -> None:
-        self.config, self.store = config, store
-
-    def draft(self, ctx: Context) -> Draft:
-        c, depth = self.config, min(self.config.depth, ctx.depth)
+    def _follow(self, store: Datastore, ctx: Context) -> Draft:
+        depth = min(self.depth, ctx.depth)
         if not ctx.budget or not depth:
             return EMPTY
-        found = self.store.follow(ctx.ids, c.longest, c.shortest, depth, c.sample)
-        return EMPTY if found is None else found.draft(ctx.budget, c.name)
+        found = store.follow(ctx.ids, self.longest, self.shortest, depth, self.sample)
+        return EMPTY if found is None else found.draft(ctx.budget, self.name)

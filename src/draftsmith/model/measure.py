@@ -11,17 +11,15 @@ import platform
 import statistics
 from collections import abc
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import ClassVar
 
 import torch
 
 from draftsmith.core.budget import FixedBudget
 from draftsmith.core.draft import Draft
-from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.drafter import Context, Scripted
 from draftsmith.core.loop import start, step
 from draftsmith.core.sampling import Distribution, TorchSampler
 from draftsmith.core.sequence import Sequence
@@ -185,7 +183,7 @@ def timed_steps(
     sequences = [
         Sequence(
             [(31 * i + row) % size for i in range(context)],
-            drafter=_Filler(),
+            drafter=Scripted(_fill),
             budget=budget,
             distribution=Distribution((), greedy=True),
             sampler=TorchSampler.seeded(0),
@@ -219,16 +217,6 @@ def timed_steps(
     return began, seconds
 
 
-@dataclass(frozen=True, repr=False)
-class _Filler(Drafter):
-    """Drafts as many tokens as allowed. Their cost does not depend on which they are."""
-
-    name: ClassVar[str] = "filler"
-
-    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        return _FillerState()
-
-
-class _FillerState(DrafterState):
-    def draft(self, ctx: Context) -> Draft:
-        return Draft.chain([(7 * i + 3) % ctx.vocab_size for i in range(ctx.budget)], "filler")
+def _fill(ctx: Context) -> Draft:
+    """Draft as many tokens as allowed. Their cost does not depend on which they are."""
+    return Draft.chain([(7 * i + 3) % ctx.vocab_size for i in range(ctx.budget)], "filler")

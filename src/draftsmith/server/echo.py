@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from draftsmith.core.draft import Draft
-from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.drafter import Context, Scripted
 from draftsmith.core.sampling import Distribution
 from draftsmith.engine.drafting import Drafting
 from draftsmith.engine.engine import Engine
@@ -44,23 +44,10 @@ class Recital:
         return forced
 
 
-@dataclass(frozen=True)
-class _Prompt(Drafter):
-    """Drafter that proposes the tokens of the prediction in order."""
-
-    name = "prompt"
-
-    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        return _Reading()
-
-    def bytes_for(self, positions: int) -> int:  # noqa: ARG002
-        return 0
-
-
-class _Reading(DrafterState):
-    def draft(self, ctx: Context) -> Draft:
-        done = len(ctx.ids)
-        return Draft.chain(ctx.prediction[done : done + min(ctx.budget, ctx.depth)], "prompt")
+def _rest(ctx: Context) -> Draft:
+    """Draft the next tokens of the prompt, which is the prediction."""
+    done = len(ctx.ids)
+    return Draft.chain(ctx.prediction[done : done + min(ctx.budget, ctx.depth)], "prompt")
 
 
 def echo_of(
@@ -89,7 +76,7 @@ def echo_of(
     if len(ids) == 1:
         return echo, None
     options = {"max_new_tokens": len(ids) - 1, "prediction": ids, "cache_salt": salt}
-    drafting = Drafting.of(engine.model, _Prompt(), WIDTH, engine.cost)
+    drafting = Drafting.of(engine.model, Scripted(_rest), WIDTH, engine.cost)
     sequence = replace(engine.prepare(options), drafting=drafting).sequence(ids[:1])
     recital = Recital(ids, top, echo.logprobs)
     sequence.distribution = Distribution((recital,), greedy=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.drafter import Context, common_prefix
+from draftsmith.core.drafter import Context, Scripted, common_prefix
 from draftsmith.core.sampling import SamplingParams, TorchSampler
 from draftsmith.core.target import NO_NEEDS, ModelFacts, Needs
 from draftsmith.drafters.calibration import Calibration
@@ -30,7 +30,6 @@ from draftsmith.lab.lines import Finished
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.taps import PassTaps
 from draftsmith.model.taps import check as check_needs
-from draftsmith.testing import Scripted
 
 LENGTHS = tuple(range(10, 101, 10))
 """Draft lengths to try. Source: section 7.2."""
