@@ -99,12 +99,9 @@ class Choice(Delta):
     """The stop string that ended the answer."""
     shift: int = 0
     """Number of characters of the prompt that was sent."""
-    tokens: int = 0
-    """Number of tokens so far."""
 
     def take(self, chunk: Chunk) -> Delta:
         """Add a chunk to the answer; return its delta."""
-        self.tokens += len(chunk.pieces)
         parts = self.reader.push(chunk.pieces)
         if chunk.result is not None:
             parts, self.result, self.stop = parts + self.reader.end(), chunk.result, chunk.stop

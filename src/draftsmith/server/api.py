@@ -350,7 +350,7 @@ class Api:
     def _close(self, answer: Answer) -> None:
         answer.job.close()
         usage, each = answer.usage(), [choice.finish_reason for choice in answer.choices]
-        cut_off = sum(choice.tokens for choice in answer.choices if choice.result is None)
+        cut_off = sum(len(choice.sources) for choice in answer.choices if choice.result is None)
         fields = {
             "id": answer.id,
             "prompt_tokens": usage["prompt_tokens"] or len(answer.job.prompt),
