@@ -21,7 +21,6 @@ from draftsmith.server.schema import (
     CountRequest,
     Message,
     MessagesRequest,
-    OutputSettings,
     SchemaTool,
     Thinking,
     ToolCall,
@@ -74,7 +73,7 @@ def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest
         messages.append(Message(role="system", content=text_of(body.system)))
     for number, turn in enumerate(body.messages):
         messages += _messages(turn, f"messages[{number}]", ignored)
-    output, choice = body.output_config or OutputSettings(), body.tool_choice or Choice(type="auto")
+    output, choice = body.output_config, body.tool_choice or Choice(type="auto")
     named = {"type": "function", "function": {"name": choice.name}}
     asked: dict[str, Any] = {
         "model": body.model,

@@ -21,10 +21,7 @@ from draftsmith.server.schema import (
     ChatRequest,
     CustomTool,
     Message,
-    ReasoningSettings,
     ResponsesRequest,
-    Section,
-    TextSettings,
     ToolCall,
     arguments_of,
     text_of,
@@ -53,7 +50,7 @@ async def respond(
 
 def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
     """Translate a request to a chat; raise Refusal if that is not possible."""
-    messages, form = _messages(body, ignored), (body.text or TextSettings()).format
+    messages, form = _messages(body, ignored), body.text.format
     asked: dict[str, Any] = {
         "model": body.model,
         "stream": body.stream,
@@ -64,7 +61,7 @@ def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:
         "parallel_tool_calls": body.parallel_tool_calls,
         "tool_choice": _choice(body.tool_choice, ignored),
         "response_format": form.sent() if form else None,
-        "reasoning_effort": (body.reasoning or ReasoningSettings()).effort,
+        "reasoning_effort": body.reasoning.effort,
         "thinking_token_budget": body.thinking_token_budget,
         "add_generation_prompt": True,
     }
@@ -421,20 +418,16 @@ class ResponsesAnswer(PartAnswer):
             "output": [*self._items],
             "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None} | _sent(body.reasoning),
+            "reasoning": {"effort": None, "summary": None} | body.reasoning.sent(),
             "store": False,
             "temperature": body.temperature,
-            "text": {"format": {"type": "text"}} | _sent(body.text),
+            "text": {"format": {"type": "text"}} | body.text.sent(),
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None if status in ("in_progress", "failed") else counts,
         }
-
-
-def _sent(section: Section | None) -> dict[str, Any]:
-    return {} if section is None else section.sent()
 
 
 _TEXT = {"message": "output_text", "reasoning": "reasoning_text"}

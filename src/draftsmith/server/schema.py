@@ -397,11 +397,11 @@ class ResponsesRequest(Body):
     temperature: float | None = None
     top_p: float | None = None
     stream: bool = False
-    text: TextSettings | None = None
+    text: TextSettings = Field(default_factory=TextSettings)
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
-    reasoning: ReasoningSettings | None = None
+    reasoning: ReasoningSettings = Field(default_factory=ReasoningSettings)
     thinking_token_budget: int | None = None
     cache_salt: str | None = None
     previous_response_id: str | None = None
@@ -472,7 +472,7 @@ class CountRequest(Body):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Choice | None = None
     thinking: Thinking | None = None
-    output_config: OutputSettings | None = None
+    output_config: OutputSettings = Field(default_factory=OutputSettings)
 
 
 class MessagesRequest(CountRequest):
