@@ -92,7 +92,8 @@ class ThinkingState:
 
         Thoughts then begin with the first token, if at all, and no token ends them and goes on.
         """
-        self.begin = single(tokenizer, thoughts.begin)
+        begin = encode(tokenizer, thoughts.begin)
+        self.begin = begin[0] if len(begin) == 1 else None
         """The token that begins the thoughts; None if it takes several."""
         opened = thoughts.opened(tokenizer, ids)
         self.thinks = opened is True
@@ -170,9 +171,3 @@ class ThinkingState:
                 if data and data.startswith(last) and data[len(last) :].strip()
             ]  # fmt: skip
         return self._past[rest]
-
-
-def single(tokenizer: Any, text: str) -> int | None:
-    """Return the token that a text is; None if it takes several, or none."""
-    ids = encode(tokenizer, text)
-    return ids[0] if len(ids) == 1 else None
