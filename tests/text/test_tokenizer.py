@@ -118,9 +118,9 @@ def test_what_becomes_no_character_is_streamed_in_linear_time(
         pieces = []
         for token in ids:
             pieces.append(decoder.push(token))
-            assert len(decoder.unfinished()) <= UNFINISHED
+            assert len(decoder.unfinished) <= UNFINISHED
         costs.append(counting.decoded)
-        text = "".join(pieces) + decoder.unfinished()
+        text = "".join(pieces) + decoder.unfinished
         assert set(text) <= {*decode(tokenizer, ids), "\ufffd"}
     assert costs[1] < 2.1 * costs[0]
     assert costs[1] < 60 * 1000

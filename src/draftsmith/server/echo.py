@@ -65,7 +65,7 @@ def echo_of(
     for token in ids:
         text += decoder.push(token)
         starts.append(decoder.start)
-    text += decoder.unfinished()
+    text += decoder.unfinished
     if named and text.endswith(prompt):  # a special token may have been added before it
         starts = [max(0, start - len(text) + len(prompt)) for start in starts]
     text = prompt if named else text

@@ -356,8 +356,8 @@ class StreamDecoder:
         """Last ids with released text: some ids are written differently at the beginning of a text.
         """
         self._held: list[int] = []
-        self._text = ""
-        """Text of the ids that are held back."""
+        self.unfinished = ""
+        """Text of the ids that are held back, with unfinished characters as U+FFFD."""
         self._length = 0
         """Number of released characters."""
         self.start = 0
@@ -370,10 +370,10 @@ class StreamDecoder:
         held = [*self._held, token]
         text = self._behind(held)
         self.start = self._length + self._before_last(held, text)
-        self.silent = text == self._text and not self._decode([token, token])
+        self.silent = text == self.unfinished and not self._decode([token, token])
         if self.silent:
             return ""
-        self._held, self._text = held, text
+        self._held, self.unfinished = held, text
         if text and not text.endswith("\ufffd"):
             return self._give(len(held))
         if len(held) <= UNFINISHED:
@@ -391,23 +391,19 @@ class StreamDecoder:
         Each invalid byte counts as a character. A token inside an unfinished character has the
         beginning of that character as its position.
         """
-        before = self._text
+        before = self.unfinished
         if text.endswith("\ufffd") and (data := fallback_bytes(self.tokenizer, held)):
             # For byte tokens, a decoder shows each byte of an unfinished character separately.
             before, text = data[:-1].decode(errors="replace"), data.decode(errors="replace")
         unfinished = text.endswith("\ufffd")
         return min(common_prefix(before, text), len(text) - unfinished)
 
-    def unfinished(self) -> str:
-        """Return the text that is held back, with unfinished characters as U+FFFD."""
-        return self._text
-
     def _give(self, count: int) -> str:
         """Release the first `count` ids that are held back; return their text."""
         text = self._behind(self._held[:count])
         self._length += len(text)
         self._given, self._held = self._held[:count], self._held[count:]
-        self._text = self._behind(self._held)
+        self.unfinished = self._behind(self._held)
         return text
 
     def _behind(self, ids: abc.Sequence[int]) -> str:
@@ -446,7 +442,7 @@ def token_texts(
     decoder = StreamDecoder(tokenizer, special=special, preceding=preceding)
     texts = [decoder.push(token) for token in ids]
     if texts:
-        texts[-1] += decoder.unfinished()
+        texts[-1] += decoder.unfinished
     return texts
 
 
@@ -525,7 +521,7 @@ class TextStream:
 
     def held(self) -> str:
         """Return the text that is held back, to show it if nothing follows."""
-        return "" if self.stopped is not None else self._held + self._decoder.unfinished()
+        return "" if self.stopped is not None else self._held + self._decoder.unfinished
 
     def _release(self, piece: str) -> str:
         if self.stopped is not None:
