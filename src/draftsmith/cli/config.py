@@ -37,7 +37,7 @@ def config(*, as_json: Json = False) -> None:
         print_json({"file": defaults.path(), "options": options})
         return
     note(f"{defaults.path()}{'' if data else ' has no defaults'}")
-    shown = plain_table("command", "option", "value", header=True)
+    shown = plain_table("command", "option", "value")
     shown.columns[1].justify = shown.columns[2].justify = "left"
     for command, option, value in found:
         shown.add_row(command, f"--{option}", json.dumps(value))

@@ -60,7 +60,7 @@ def demo(
     ours = builtin.is_ours(engine.model.name)
     limit = max_new_tokens or (room_for_edit(engine, builtin.demo()[0]) if ours else LIMIT)
     columns = ("", "plain", "drafts", "faster", "per pass", "guessed from")
-    table = plain_table(*columns, header=True, folds=True)
+    table = plain_table(*columns, folds=1)
     same = True
     for talk in talks(ours):
         asked: Messages = []

@@ -273,7 +273,7 @@ def show(record: dict[str, Any]) -> None:
         console.print(f"- {head['explained']}")
     console.print("\nMilliseconds of a pass, by how many tokens it covers", style="bold")
     costs = record["pass_seconds"]
-    table = plain_table("tokens", *map(str, next(iter(costs.values()))), header=True)
+    table = plain_table("tokens", *map(str, next(iter(costs.values()))))
     for name, seconds in costs.items():
         table.add_row(name, *(f"{1000 * s:.1f}" for s in seconds.values()))
         relative = (f"{s / seconds[1]:.2f}×" for s in seconds.values())

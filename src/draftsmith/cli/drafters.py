@@ -41,10 +41,7 @@ def drafters(
 
 
 def _list() -> None:
-    table = plain_table(header=True)
-    table.add_column("drafter", style="bold", no_wrap=True)
-    table.add_column("what it does", overflow="fold")
-    table.add_column("options and their defaults", overflow="fold")
+    table = plain_table("drafter", "what it does", "options and their defaults", folds=2)
     broken = []
     with waiting("importing the drafters …"):
         from draftsmith.drafters.registry import lookup, names
@@ -55,7 +52,7 @@ def _list() -> None:
             except DraftsmithError as error:
                 broken.append(str(error))  # a broken plugin must not hide the others
             else:
-                table.add_row(name, cls.summary, _defaults(cls))
+                table.add_row(Text(name, "bold"), cls.summary, _defaults(cls))
     stdout().print(table)
     for message in broken:
         note(f"note: {message}")
@@ -72,7 +69,7 @@ def _describe(name: str) -> None:
     console.print(Text("\n\n".join(" ".join(one.split()) for one in paragraphs)))
     example = name
     if fields(cls):
-        table = plain_table("\noption", "\ndefault", "\ntype", header=True)
+        table = plain_table("\noption", "\ndefault", "\ntype")
         kinds = get_type_hints(cls)
         for option in fields(cls):
             kind = kinds[option.name]

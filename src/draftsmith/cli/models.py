@@ -26,11 +26,11 @@ def models(*, as_json: Json = False) -> None:
     if as_json:
         print_json({"names": names, "cached": cached})
         return
-    table = plain_table("name", "stands for", header=True, folds=True)
+    table = plain_table("name", "stands for", folds=1)
     for one in names:
         table.add_row(one["name"] + " (default)" * one["default"], Text(one["stands_for"]))
     stdout().print(table)
-    table = plain_table("in the hub's cache", "MB", header=True)
+    table = plain_table("in the hub's cache", "MB")
     for one in cached:
         table.add_row(one["id"], f"{one['bytes'] / 1e6:,.1f}")
     if cached:

@@ -107,7 +107,7 @@ def show_stats(engine: Engine, results: list[GenerationResult]) -> None:
     }
     console.print(facts_table(facts))
     if stats.by_source:
-        table = plain_table("guessed by", "drafts", "tokens", "accepted", "share", header=True)
+        table = plain_table("guessed by", "drafts", "tokens", "accepted", "share")
         for source, entry in stats.by_source.items():
             numbers = map(str, (entry.attempts, entry.drafted, entry.accepted))
             table.add_row(source, *numbers, _share(entry.accepted, entry.drafted))
@@ -116,7 +116,7 @@ def show_stats(engine: Engine, results: list[GenerationResult]) -> None:
         depths = [d for d in _DEPTHS if d <= len(stats.drafted_by_depth)]
         accepted = [*stats.accepted_by_depth, *[0] * len(stats.drafted_by_depth)]
         counts = [(accepted[d - 1], stats.drafted_by_depth[d - 1]) for d in depths]
-        table = plain_table("draft position", *map(str, depths), header=True)
+        table = plain_table("draft position", *map(str, depths))
         table.add_row("drafted", *(str(drafted) for _, drafted in counts))
         table.add_row("accepted", *(str(held) for held, _ in counts))
         table.add_row("share", *(_share(*both) for both in counts))
@@ -162,14 +162,14 @@ class _Unpadded(Table):
             yield Segment.line()
 
 
-def plain_table(*columns: str, header: bool = False, folds: bool = False) -> Table:
+def plain_table(*columns: str, folds: int = 0) -> Table:
     """A table without lines: reads the same in a terminal, in a file and in a mail.
 
-    `folds`: the last column is text, which goes on in the next line.
+    `folds`: number of last columns that are text, which goes on in the next line.
     """
-    table = _Unpadded(box=None, show_header=header, pad_edge=False, header_style="bold")
+    table = _Unpadded(box=None, show_header=any(columns), pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
-        text = folds and number == len(columns) - 1
+        text = number >= len(columns) - folds
         justify: Literal["left", "right"] = "right" if number and not text else "left"
         fold: Literal["fold", "ellipsis"] = "fold" if text else "ellipsis"
         table.add_column(column, justify=justify, overflow=fold, no_wrap=fold != "fold")
@@ -178,7 +178,7 @@ def plain_table(*columns: str, header: bool = False, folds: bool = False) -> Tab
 
 def facts_table(facts: Mapping[str, str]) -> Table:
     """Make a table of bold names and their values."""
-    table = plain_table("", "", folds=True)
+    table = plain_table("", "", folds=1)
     for name, value in facts.items():
         table.add_row(Text(name, "bold"), Text(value))
     return table

@@ -160,7 +160,7 @@ def _grouped(
     heads: Sequence[str], rows: Iterable[tuple[Sequence[str], str, Sequence[str]]]
 ) -> Table:
     """Make a table of (title and figures of a group, name, figures), with a line per group."""
-    table = plain_table(*heads, header=True)
+    table = plain_table(*heads)
     last: Sequence[str] = ()
     for title, name, figures in rows:
         if title != last:
@@ -219,7 +219,7 @@ def cost_table(table: CostTable) -> Table:
     """Milliseconds of a step, and plain steps, by positions."""
     contexts = table.contexts
     heads = [f"{context} cached" for context in contexts]
-    shown = plain_table("positions", *heads, header=True)
+    shown = plain_table("positions", *heads)
     cells = {(p.context, p.positions): p.ms for p in table.points}
     for positions in sorted({point.positions for point in table.points}):
         times = [(cells[context, positions], cells[context, 1]) for context in contexts]

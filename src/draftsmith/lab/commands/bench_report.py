@@ -142,7 +142,7 @@ def text_table(columns: Sequence[str], cells: Sequence[Sequence[str]], width: in
         if sum(max(widths[i], len(columns[i])) + 2 for i in used) - 2 <= width:
             break
         used = [i for i in used if columns[i] != spare]
-    table = plain_table(*(columns[i] for i in used), header=True)
+    table = plain_table(*(columns[i] for i in used))
     left = [columns[i] for i in range(len(columns)) if widths[i] and i not in used]
     if left:
         table.caption = f"left out for lack of width: {', '.join(left)}"

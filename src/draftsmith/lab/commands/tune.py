@@ -181,7 +181,7 @@ def show(found: Calibration, attends: bool) -> None:
     console = stdout()
     counts = f": {found.tokens:,} tokens of {found.prompts} answers"
     console.print(Text.assemble((f"PLD+ on {found.model}", "bold"), counts))
-    table = plain_table("", "mean accepted length", "", header=True, folds=True)
+    table = plain_table("", "mean accepted length", "", folds=1)
     layers = found.accepted["layer"]
     for layer in sorted(layers, key=lambda n: -layers[n])[:_SHOWN]:
         table.add_row(f"layer {layer}, K=10", f"{layers[layer]:.2f}", "")

@@ -147,7 +147,7 @@ def _compared(target: str, drafter: str, found: Comparison) -> dict[str, Any]:
 
 def _tokenizers(tokenizers: dict[str, dict[str, Any]]) -> Table:
     heads = ("", "tokens", "special", "longest", "per character", "injective")
-    table = plain_table(*heads, header=True)
+    table = plain_table(*heads)
     for name, facts in tokenizers.items():
         changed = len(facts["changed"])
         table.add_row(
@@ -163,7 +163,7 @@ def _tokenizers(tokenizers: dict[str, dict[str, Any]]) -> Table:
 
 def _pairs(found: list[dict[str, Any]]) -> Table:
     heads = ("target ← drafter", "shared", "of T", "of D", "T in text", "D in text", "algorithm")
-    table = plain_table(*heads, header=True)
+    table = plain_table(*heads)
     for pair in found:
         name = f"{_called(pair['target'])} ← {_called(pair['drafter'])}"
         shares = (pair[share] for share in _SHARES)
