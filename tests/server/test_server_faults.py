@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf, nan
+from time import perf_counter
 from typing import Any
 
 import httpx2
@@ -88,7 +89,7 @@ def test_a_client_that_leaves_gives_its_row_back_within_a_step(gate: Gate, strea
 
 async def begun(api: Api, **options: Any) -> Job:
     """A job whose answer is in line."""
-    job = api.worker.job(1, 300)
+    job = api.worker.job(1, perf_counter())
     sequences = api.engine.prepare(options).sequences([ASK["messages"]], streaming=True)
     job.start(sequences)
     return job
@@ -127,7 +128,7 @@ def test_an_answer_that_ended_before_others_of_its_request_does_not_run() -> Non
     api = api_of(engine("none"))
 
     async def scenario() -> None:
-        job, ended = api.worker.job(2, 300), 0
+        job, ended = api.worker.job(2, perf_counter()), 0
         prepared = [api.engine.prepare({"max_new_tokens": n}) for n in (2, 300)]
         asked = [one.sequences([ASK["messages"]], streaming=True)[0] for one in prepared]
         job.start(asked)
@@ -234,9 +235,9 @@ def test_a_grammar_that_takes_too_long_holds_nobody_up(monkeypatch: pytest.Monke
             assert next(lines).startswith("data: ")
             api.settings = replace(usual, grammar_seconds=0.01)
             refused = asked("explodes")
-            api.settings = replace(usual, timeout=0.01, grammar_seconds=200)
+            api.settings, api.worker.seconds = replace(usual, grammar_seconds=200), 0.01
             assert asked("explodes").status_code == 504, "it counts for the request's time"
-            api.settings = usual
+            api.settings, api.worker.seconds = usual, usual.timeout
             assert refused.status_code == 400
             assert refused.json()["error"]["param"] == "response_format"
             assert "too long" in refused.json()["error"]["message"]
@@ -339,7 +340,7 @@ def test_a_stream_ends_properly_when_the_server_does(
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert not api.worker.alive
     with pytest.raises(Refusal, match="shutting down"):
-        api.worker.job(1, 1)
+        api.worker.job(1, perf_counter())
     with pytest.raises(httpx2.ConnectError):
         httpx2.get(address + "/health")
 

@@ -83,7 +83,7 @@ class Api:
         """Tags of tool calls and reasoning that are special tokens, by token id."""
         self.metrics = Metrics(name)
         capacity = engine.max_batch + settings.queue
-        self.worker = Worker(engine, capacity, self.metrics.observe)
+        self.worker = Worker(engine, capacity, settings.timeout, self.metrics.observe)
         self.metrics.watch(self.worker)
         self._capacity, self._closed = capacity, True
         self.open()
@@ -210,7 +210,8 @@ class Api:
         self._check_length([echo.offsets for echo, _ in made])
         sequences = [sequence for _, sequence in made if sequence is not None]
         if sequences:
-            job = self.worker.job(len(sequences), self._seconds_left(request), counted=False)
+            arrival: Arrival = request.state.arrival
+            job = self.worker.job(len(sequences), arrival.began, counted=False)
             try:
                 job.start(sequences)
                 async for _ in job.chunks():
@@ -267,7 +268,7 @@ class Api:
         if self.settings.log_prompts:
             log.info("prompts", extra={"fields": {"prompts": list(prompts)}})
         arrival: Arrival = request.state.arrival
-        job = self.worker.job(len(prompts) * body.n, self._seconds_left(request), arrival.began)
+        job = self.worker.job(len(prompts) * body.n, arrival.began)
         with job.closed_on_error():
             prepare = partial(self._prepare, body, prompts, options, arrival.began)
             async with job.in_time():
@@ -322,11 +323,6 @@ class Api:
             raise PromptError(
                 f"the prompt has {longest} tokens, but this server's context is {most}; shorten it"
             )
-
-    def _seconds_left(self, request: Request) -> float:
-        """Return the time from now to the limit of a request."""
-        arrival: Arrival = request.state.arrival
-        return self.settings.timeout - (perf_counter() - arrival.began)
 
     async def _reply(self, answer: Answer, request: Request) -> Response:
         """Return the response, streamed or whole as the request asks.

@@ -73,16 +73,14 @@ class Deadline:
 class Job:
     """The answers to one request, for use in the event loop. Always call `close` at the end."""
 
-    def __init__(
-        self, worker: Worker, answers: int, seconds: float, began: float, counted: bool
-    ) -> None:
-        """`answers`: number of answers. `seconds`: time limit from now. `began`: arrival of the
-        request, by `time.perf_counter`. `counted`: whether the metrics include the job.
+    def __init__(self, worker: Worker, answers: int, began: float, counted: bool) -> None:
+        """`answers`: number of answers. `began`: arrival of the request, by `time.perf_counter`.
+        `counted`: whether the metrics include the job.
         """
         self._worker = worker
         self.began, self._counted = began, counted
         self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + seconds
+        self._deadline = self._loop.time() + worker.seconds - (perf_counter() - began)
         self.left = answers
         """Number of answers that have chunks left."""
         self._waiting = asyncio.Queue[Chunk | Refusal]()
@@ -184,10 +182,13 @@ class Job:
 class Worker:
     """The open jobs of the server, with a limit on the number of their answers."""
 
-    def __init__(self, engine: Engine, capacity: int, observe: Callable[[Chunk], None]) -> None:
-        """`capacity`: maximum number of answers that run or wait. `observe` is called with every
-        chunk of a counted job."""
-        self.engine, self.observe, self._capacity = engine, observe, capacity
+    def __init__(
+        self, engine: Engine, capacity: int, seconds: float, observe: Callable[[Chunk], None]
+    ) -> None:
+        """`capacity`: maximum number of answers that run or wait. `seconds`: time limit of a
+        request. `observe` is called with every chunk of a counted job."""
+        self.engine, self.seconds, self.observe = engine, seconds, observe
+        self._capacity = capacity
         self.draining = False
         """Whether new requests are refused."""
         self.jobs: set[Job] = set()
@@ -230,16 +231,10 @@ class Worker:
                 headers={"Retry-After": "1"},
             )
 
-    def job(
-        self, answers: int, seconds: float, began: float | None = None, counted: bool = True
-    ) -> Job:
-        """Open a job and reserve places for its answers; raise Refusal if there are not enough.
-
-        `began`: arrival of the request; None: now.
-        """
+    def job(self, answers: int, began: float, counted: bool = True) -> Job:
+        """Open a job and reserve places for its answers; raise Refusal if there are not enough."""
         self.check(answers)
-        began = perf_counter() if began is None else began
-        job = Job(self, answers, seconds, began, counted)
+        job = Job(self, answers, began, counted)
         self.jobs.add(job)
         return job
 
