@@ -252,7 +252,7 @@ def test_a_grammar_is_not_blamed_for_those_before_it(monkeypatch: pytest.MonkeyP
     """Its time begins when a thread takes it."""
     api, ends, limits = api_of(engine("none")), threading.Event(), list[float]()
     grammars, deadline = api.engine.model.grammars, Deadline
-    build, pool = grammars._build, api._compiling
+    build = grammars._build
 
     def slow(grammar: Grammar, end_ids: tuple[int, ...]) -> Any:
         assert not grammar.text.startswith("slow") or ends.wait(300)
@@ -274,7 +274,7 @@ def test_a_grammar_is_not_blamed_for_those_before_it(monkeypatch: pytest.MonkeyP
             before = [clients.submit(asked, f"slow{n}") for n in range(4)]
             until(lambda: len(limits) == 4)
             last = clients.submit(asked, "[a-f]{3}")
-            until(lambda: pool._work_queue.qsize() == 1)
+            until(lambda: api._compiling._work_queue.qsize() == 1)
             assert len(limits) == 4
         finally:
             ends.set()

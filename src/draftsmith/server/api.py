@@ -85,14 +85,12 @@ class Api:
         capacity = engine.max_batch + settings.queue
         self.worker = Worker(engine, capacity, settings.timeout, self.metrics.observe)
         self.metrics.watch(self.worker)
-        self._capacity, self._closed = capacity, True
+        self._capacity = capacity
         self.open()
 
     def open(self) -> None:
         """Accept requests, also after `close`: an application may be started more than once."""
-        if not self._closed:
-            return
-        self._closed = self.worker.draining = False
+        self.worker.draining = False
         self._preparing = ThreadPoolExecutor(self._capacity, "draftsmith-prompts")
         """One thread for each request, so that a short prompt never waits for another prompt."""
         self._long = asyncio.Lock()
@@ -132,7 +130,6 @@ class Api:
 
     def close(self) -> None:
         """End all answers and the threads that prepare requests; leave the engine open."""
-        self._closed = True
         self.worker.end_all()
         for job in [*self.worker.jobs]:
             job.close()
