@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,8 +46,9 @@ def test_thoughts_between_tags_are_the_same_in_any_parts(opened: bool, called: b
 
 
 def test_what_is_no_thought_stays_text() -> None:
-    for text in ("", " \n", "<thin", "<thinking>", "\n\nso </think> it", "so <think>a</think>"):
-        reader = Reader("hermes", {}, {}, TAGS)
+    texts = ("", " \n", "<thin", "<thinking>", "\n\nso </think> it", "so <think>a</think>")
+    for text, family in product(texts, ("hermes", None)):
+        reader = Reader(family, {}, {}, TAGS)
         assert read(reader, [*text]) == ("", text, [])
         assert reader.thought_tokens == 0 or text in ("", " \n", "<thin")
     reader = Reader(None, {}, {}, TAGS)

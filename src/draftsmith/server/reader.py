@@ -14,6 +14,7 @@ from draftsmith.server.calls.source import (
     Source,
     TextPart,
     peek,
+    rest,
     space,
     taken,
     text_until,
@@ -98,11 +99,7 @@ def _answer(source: Source, form: Format | None, thoughts: Thoughts | None) -> P
     elif thoughts is not None and thoughts.begin:
         yield from _thoughts(source, thoughts)
     if form is None:
-        while not source.ended:
-            source.tell(len(source.text))
-            source.text, source.at = "", 0
-            yield
-        return
+        return (yield from rest(source))
     called, begin = False, source.at
     yield from space(source)
     if (first := (yield from peek(source))) and first in form.bare:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from draftsmith.server.calls.source import Call, NoCall, Parser, Source, called
+from draftsmith.server.calls.source import Call, NoCall, Parser, Source, called, rest
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names of fields with reasoning in response templates."""
@@ -51,15 +51,14 @@ def declared(source: Source, tokenizer: Any, prompt: str, tools: Sequence[Any]) 
                     try:
                         calls = [*map(_call, value if isinstance(value, list) else [value])]
                     except NoCall:
-                        yield from _text(source)
-                        return
+                        return (yield from rest(source))
                     source.parts += calls
                     _, source.at = _place(source, body)
                 field = body = ""
         if ended:
             return
         yield
-    yield from _text(source)
+    yield from rest(source)
 
 
 def _place(source: Source, text: str) -> tuple[int, int]:
@@ -70,13 +69,6 @@ def _place(source: Source, text: str) -> tuple[int, int]:
     while (place := source.text.find(text, source.at)) < 0:
         text = text[1:]
     return place, place + len(text)
-
-
-def _text(source: Source) -> Parser[None]:
-    while not source.ended:
-        source.tell(len(source.text))
-        yield
-    source.tell(len(source.text))
 
 
 def _call(made: Any) -> Call:

@@ -207,6 +207,16 @@ def text_until(source: Source, marks: Sequence[str], *, thought: bool = False) -
         yield
 
 
+def rest(source: Source) -> Parser[None]:
+    """Emit all text that follows while it is generated."""
+    while True:
+        source.tell(len(source.text))
+        if source.ended:
+            return
+        source.text, source.at = "", 0
+        yield
+
+
 def run(source: Source, pattern: re.Pattern[str]) -> Parser[str]:
     """Consume and return the longest text that a pattern of repeated characters matches."""
     begin = source.at
