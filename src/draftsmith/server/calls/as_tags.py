@@ -145,16 +145,12 @@ def typed(text: str, key: str, schema: Any) -> Any:
     if kinds == {"string"} or ("string" in kinds and text != text.strip()):
         return text
     try:
-        value = json.loads(text, parse_constant=_refuse)
-        json.dumps(value, allow_nan=False)
+        value = json.loads(text)
+        json.dumps(value, allow_nan=False)  # raises ValueError for NaN
     except (ValueError, RecursionError):
         value = CONSTANTS.get(text.strip(), text)
     kind = "number" if _kind(value) == "integer" and "integer" not in kinds else _kind(value)
     return text if kind == "string" or ("string" in kinds and kind not in kinds) else value
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(constant)
 
 
 def _kind(value: Any) -> str:
