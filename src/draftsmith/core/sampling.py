@@ -199,6 +199,13 @@ def without(scores: Tensor, ids: Sequence[int]) -> Tensor:
     )
 
 
+def only(scores: Tensor, token: int) -> Tensor:
+    """Return (N, V) scores that allow a single id."""
+    forced = torch.full_like(scores, -math.inf)
+    forced[:, token] = 0.0
+    return forced
+
+
 def argmax(scores: Tensor) -> Tensor:
     """Return (N,) the first of the best ids for each row of (N, V) scores."""
     if scores.device.type != "cpu":

@@ -7,7 +7,6 @@ requests.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context, Scripted
-from draftsmith.core.sampling import Distribution
+from draftsmith.core.sampling import Distribution, only
 from draftsmith.engine.drafting import Drafting
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.sequence import TextSequence
@@ -39,9 +38,7 @@ class Recital:
     def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
         token = self._ids[ids.shape[1]]
         self._logprobs.append(logprob_of(token, scores[0].log_softmax(-1), self._top))
-        forced = scores.new_full(scores.shape, -math.inf)
-        forced[0, token] = 0.0
-        return forced
+        return only(scores, token)
 
 
 def _rest(ctx: Context) -> Draft:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from draftsmith.core.sampling import without
+from draftsmith.core.sampling import only, without
 from draftsmith.errors import OptionError
 from draftsmith.text.tokenizer import StreamDecoder, decode, encode, overlap
 from draftsmith.text.vocab import Vocabulary
@@ -154,9 +153,7 @@ class ThinkingState:
         if limit is None or self._count < limit:
             return without(scores, self._going_past())
         self._written = self._written or 0
-        forced = scores.new_full(scores.shape, -math.inf)
-        forced[0, self._closing[self._written % len(self._closing)]] = 0.0
-        return forced
+        return only(scores, self._closing[self._written % len(self._closing)])
 
     def _going_past(self) -> list[int]:
         """Return the tokens that would end the thoughts and begin the answer at once."""

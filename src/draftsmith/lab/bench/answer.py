@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from draftsmith.core.sampling import SamplingParams
+from draftsmith.core.sampling import SamplingParams, only
 from draftsmith.core.stats import Stats
 from draftsmith.errors import UnsupportedError
 from draftsmith.model.forward import unwrapped
@@ -29,9 +28,7 @@ class Dictated:
     def _only(self, length: int, scores: Tensor) -> Tensor:
         # Any token is fine inside the prompt, and after the answer's end, which drafts may reach.
         token = self.answer[min(max(0, length - self.prompt), len(self.answer) - 1)]
-        only = torch.full_like(scores, -torch.inf)
-        only[:, token] = 0.0
-        return only
+        return only(scores, token)
 
     @contextmanager
     def in_logits(self, model: Any) -> Iterator[None]:
