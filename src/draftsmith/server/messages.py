@@ -17,7 +17,6 @@ from draftsmith.server.refusals import Refusal, renaming
 from draftsmith.server.schema import (
     Block,
     ChatRequest,
-    Choice,
     CountRequest,
     Message,
     MessagesRequest,
@@ -73,7 +72,7 @@ def chat_of(body: CountRequest, tokenizer: Any, ignored: Ignored) -> ChatRequest
         messages.append(Message(role="system", content=text_of(body.system)))
     for number, turn in enumerate(body.messages):
         messages += _messages(turn, f"messages[{number}]", ignored)
-    output, choice = body.output_config, body.tool_choice or Choice(type="auto")
+    output, choice = body.output_config, body.tool_choice
     named = {"type": "function", "function": {"name": choice.name}}
     asked: dict[str, Any] = {
         "model": body.model,

@@ -470,7 +470,7 @@ class CountRequest(Body):
     top_p: float | None = None
     top_k: int | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Choice | None = None
+    tool_choice: Choice = Field(default_factory=lambda: Choice(type="auto"))
     thinking: Thinking | None = None
     output_config: OutputSettings = Field(default_factory=OutputSettings)
 
