@@ -52,7 +52,9 @@ class Forward:
         self._drops = bool(getattr(text, "num_kv_shared_layers", 0))
         """Whether it may drop positions that a number leaves out before its last layers, for which
         our masks have other sizes (Gemma 4)."""
-        self._routers = bool(getattr(text, "output_router_logits", False))
+        self._routers = "output_router_logits" in known and bool(
+            getattr(text, "output_router_logits", False)
+        )
         """Whether it would compute a loss of its routers, for which our masks have other sizes."""
         self._cache = cache_name(unwrapped(model).forward)
         self.device = input_device(model)
