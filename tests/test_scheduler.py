@@ -19,6 +19,7 @@ from torch import Tensor
 
 import tiny
 from architectures import build, prompt
+from draftsmith.core import loop
 from draftsmith.core.cost import RecordedCost
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
@@ -583,7 +584,13 @@ def test_a_result_in_the_midst_of_a_pass_is_cut_at_one_place(
     asked = engine.prepare(options | {"drafter": oracle(answer, 4), "budget": 4})
     sequence, seen = asked.sequence(ids, streaming=True), list[Any]()
     sequence.stop_rules += (lambda *_: seen.append(sequence.result()),)
-    monkeypatch.setattr(sequence, "trace", lambda *_: seen.append(sequence.result()))
+    real = loop.learn
+
+    def learn(*given: Any) -> None:
+        seen.append(sequence.result())
+        real(*given)
+
+    monkeypatch.setattr(loop, "learn", learn)
     Driver(engine).serve([sequence])
     assert [piece.token for piece in sequence.pieces] == answer
     assert sequence.stats.passes < len(answer)

@@ -390,9 +390,9 @@ def learn(sequence: Sequence, draft: Draft, output: RowOutput, verification: Ver
     if len(draft):  # a draft of probes alone counts, because it costs time
         sequence.budget.record(draft.depth, len(verification.path), len(draft))
     for node in verification.nodes:
-        sequence.sources.append(TARGET if node is None else draft.source[node])
         origin = -1 if node is None or draft.origins is None else draft.origins[node]
         sequence.origins.append(None if origin < 0 else origin)
+        sequence.sources.append(TARGET if node is None else draft.source[node])
     if sequence.state is not None:
         try:
             sequence.state.observe(sequence.context, Outcome(draft, verification, output))

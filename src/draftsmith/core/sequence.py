@@ -217,8 +217,8 @@ class Sequence:
         if self.logprobs is not None:
             del self.logprobs[self.generated :]  # an entry of a token that was not emitted
         missing = self.generated - len(self.sources)
-        self.sources += [TARGET] * missing
         self.origins += [None] * missing
+        self.sources += [TARGET] * missing
         self.stats.passes += missing > 0
         self.stats.tokens += missing
 

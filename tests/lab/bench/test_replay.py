@@ -364,7 +364,7 @@ def test_a_drafter_of_ones_own_may_name_a_file_corpus_and_fail() -> None:
 def test_a_foreign_file_is_not_appended_to(folder: Path) -> None:
     log = folder / "log.jsonl"
     before = log.read_text()
-    fails("delete it, or give another file", "replay", log, "--resume", log)
+    fails("no results that this version can resume", "replay", log, "--resume", log)
     assert log.read_text() == before
     with pytest.raises(WriteError, match="cannot be written"):
         Finished(log / "x")
