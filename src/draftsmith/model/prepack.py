@@ -127,11 +127,16 @@ class _Product:
         """The layers' own parameter tables, which users may assign to."""
         self._kept = list(weights) if keep else []
         self._lay_out(weights)
+        self._watch()
 
     def _lay_out(self, weights: Sequence[Tensor]) -> None:
         self.sizes = [weight.shape[0] for weight in weights]
         self.features, self.dtype = weights[0].shape[1], weights[0].dtype
-        self._packed, self._bias = _lay_out(_together(weights)), _bias(self.biases)
+        self._packed = _lay_out(_together(weights))
+
+    def _watch(self) -> None:
+        """Note the state of the biases, and of the weights that are kept."""
+        self._bias = _bias(self.biases)
         kinds: Any = ("weight", self._kept), ("bias", self.biases)
         self._watched: list[tuple[int, str, Tensor]] = [
             (place, name, one)
@@ -145,7 +150,9 @@ class _Product:
         """(…, I) → (…, ΣO)."""
         if self._watched and self._changed():
             self._take()
-            self._lay_out(self._kept or [self.dense(place) for place in range(len(self.sizes))])
+            if self._kept:
+                self._lay_out(self._kept)
+            self._watch()
         return _multiply(x, self._packed, self._bias)
 
     def _changed(self) -> bool:
