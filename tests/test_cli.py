@@ -858,6 +858,7 @@ def test_a_foreign_drafter_is_listed_and_a_broken_one_reported(
 
         path: str
         names: tuple[str, ...] = field(default_factory=tuple)
+        other: Unknown = None  # type: ignore[name-defined]  # noqa: F821  for type checkers only
 
         name, summary = "mine", "a plugin"
 
@@ -903,6 +904,7 @@ def test_drafters_describes_one() -> None:
     shown = call("drafters", "draft_model").stdout
     assert "Literal['auto', 'standard'" in shown
     assert "that token stays in the draft." in shown
+    assert all(f"\n{name} " in call("drafters", "eagle3").stdout for name in ("nodes", "sample"))
 
 
 def test_doctor(model: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,7 @@ def test_first_branch_is_a_chain_of_the_tree(draft: Draft) -> None:
         (Draft((-1,), (ROOT,), ("t",)), "must be from 0 to 9, got"),
         (Draft((5.0,), (ROOT,), ("t",)), "must be integers"),  # type: ignore[arg-type]
         (Draft((5,), (ROOT,), ("t",), depths=(1.0,)), "must be integers"),  # type: ignore[arg-type]
+        (Draft.chain([5, 6], "t", origins=(1.5, 2)), "must be integers"),  # type: ignore[arg-type]
         (Draft((5,), (ROOT,), ([],)), "source must be names"),  # type: ignore[arg-type]
         (Draft((1,) * 9, tuple(range(-1, 8)), ("t",) * 9), "exceeds the budget of 8"),
         (Draft((1,), (ROOT,), ("t",), probes=2), "must be from 0 to 1, got 2"),

@@ -11,6 +11,8 @@ import torch
 import transformers
 from serving import TEXT, api_of, client_of, engine, events, figures, idle, loaded
 from starlette.testclient import TestClient
+from tokenizers.normalizers import Lowercase
+from tokenizers.processors import TemplateProcessing
 from transformers import MambaConfig, MambaForCausalLM
 
 import tiny
@@ -146,6 +148,24 @@ def test_offsets_count_special_tokens_that_the_prompt_names(client: TestClient) 
     assert "</s>" in seen["tokens"]
     for token, start in zip(seen["tokens"], seen["text_offset"], strict=True):
         assert prompt[start:].startswith(token)
+
+
+def test_offsets_do_not_count_tokens_that_the_tokenizer_adds() -> None:
+    tokenizer = copy.deepcopy(tiny.tokenizer())
+    backend = tokenizer.backend_tokenizer
+    begin, end = tokenizer.bos_token, tokenizer.eos_token
+    ids = [(begin, tokenizer.bos_token_id), (end, tokenizer.eos_token_id)]
+    backend.normalizer = Lowercase()
+    backend.post_processor = TemplateProcessing(single=f"{begin} $A {end}", special_tokens=ids)
+    for prompt, wanted in ("Hello fox", [0, 0, 5, 9]), ("<s>Hello fox", [0, 0, 3, 8, 12]):
+        given = tokenizer(prompt)["input_ids"]
+        with client_of(api_of(Engine(load(loaded().model, tokenizer)))) as client:
+            (choice,) = ask(client, **HARNESS | {"prompt": prompt})
+        starts = choice["logprobs"]["text_offset"]
+        assert len(starts) == len(given)
+        assert starts[0] == 0
+        assert starts[-1] == len(prompt)
+        assert sorted({*starts} & {*wanted}) == sorted({*wanted})
 
 
 def counting(made: Api) -> list[int]:

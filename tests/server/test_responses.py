@@ -127,6 +127,12 @@ def test_tools_of_a_namespace_are_functions(ask: Ask) -> None:
     body = {"input": [{"role": "user", "content": "hello"}, plain, result], "tools": [flat]}
     usual = ask(RESPONSES, CALLING, "so", **body)
     assert again.json()["usage"]["input_tokens"] == usual.json()["usage"]["input_tokens"]
+    inner = {"type": "namespace", "name": "own", "tools": [TOOL, PATCH]}
+    chosen = {"type": "custom", "namespace": "own", "name": "patch"}
+    forced = ask(RESPONSES, CALLING, None, input="hello", tools=[inner], tool_choice=chosen)
+    (call,) = forced.json()["output"]
+    assert (call["type"], call["namespace"], call["name"]) == ("custom_tool_call", "own", "patch")
+    assert "Warning" not in forced.headers
     unreadable = [{"type": "namespace", "name": "w", "tools": [5]}]
     assert "of the type None was ignored" in ask(
         RESPONSES, CALLING, "so", input="hello", tools=unreadable

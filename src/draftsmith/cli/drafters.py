@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -70,14 +71,20 @@ def _describe(name: str) -> None:
     example = name
     if fields(cls):
         table = plain_table("\noption", "\ndefault", "\ntype")
-        kinds = get_type_hints(cls)
+        kinds: dict[str, Any] = {option.name: option.type for option in fields(cls)}
+        with suppress(NameError):  # a name that is imported for type checkers only
+            kinds |= get_type_hints(cls)
         for option in fields(cls):
             kind = kinds[option.name]
             shown = getattr(kind, "__name__", "") if isinstance(kind, type) else str(kind)
             shown = re.sub(r"\b[a-z_]+(\.[a-z_]+)*\.", "", shown)
             table.add_row(option.name, _default(option) or "(required)", shown)
         console.print(table)
-        words = {one.arg_name: one.description for one in parse_from_object(cls).params}
+        words = {
+            one.arg_name: one.description
+            for base in reversed(cls.__mro__[:-1])
+            for one in parse_from_object(base).params
+        }
         if about := {name: " ".join(text.split()) for name, text in words.items() if text}:
             console.print("", facts_table(about), sep="\n")
         # Drafters in a drafter need no name of an option.

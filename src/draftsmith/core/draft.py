@@ -230,11 +230,11 @@ class Draft:
                 f"{who}: tokens, parents and source must have equal lengths, got {total}, "
                 f"{len(self.parents)} and {len(self.source)}"
             )
-        numbers = *self.tokens, *self.parents, *(self.depths or ())
-        if integers(numbers) is None or not all(isinstance(one, str) for one in self.source):
-            raise DrafterError(
-                f"{who}: tokens, parents and depths must be integers, and source must be names"
-            )
+        numbers = *self.tokens, *self.parents, *(self.depths or ()), *(self.origins or ())
+        if {*map(type, numbers)} - {int} and integers(numbers) is None:
+            raise DrafterError(f"{who}: tokens, parents, depths and origins must be integers")
+        if not all(issubclass(kind, str) for kind in {*map(type, self.source)}):
+            raise DrafterError(f"{who}: source must be names")
         if total > budget:
             raise DrafterError(f"{who}: a draft of {total} nodes exceeds the budget of {budget}")
         if not 0 <= self.probes <= total:

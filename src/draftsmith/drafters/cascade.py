@@ -62,7 +62,12 @@ class Cascade(Drafter):
     @property
     def needs(self) -> Needs:  # type: ignore[override]
         """An example of the needs of all members."""
-        return reduce(_both, (drafter.needs for drafter in self.drafters), NO_NEEDS)
+        needs = [drafter.needs for drafter in self.drafters]  # examples may differ
+        return Needs(
+            next((one.hidden_layers for one in needs if one.hidden_layers), ()),
+            next((one.attention_heads for one in needs if one.attention_heads), ()),
+            any(one.logits for one in needs),
+        )
 
     @property
     def sampled(self) -> bool:  # type: ignore[override]

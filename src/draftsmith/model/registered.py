@@ -92,7 +92,7 @@ def foreign_attention(config: Any) -> str | None:
     """Return the name of an attention function that a user registered; None if there is none."""
     name = own_name(config)
     function = ALL_ATTENTION_FUNCTIONS.get(name)
-    home = getattr(getattr(function, "func", function), "__module__", "transformers.")
+    home = getattr(function, "__module__", "transformers.")
     # A name with "/" is a kernel of the hub, which computes the same as transformers.
     known = "/" in str(name) or home.startswith(("transformers.", "draftsmith."))
     return None if known else name

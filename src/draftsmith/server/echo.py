@@ -22,7 +22,7 @@ from draftsmith.engine.sequence import TextSequence
 from draftsmith.server.alternatives import Logprob, logprob_of
 from draftsmith.server.answers import Delta
 from draftsmith.server.calls.source import TextPart
-from draftsmith.text.tokenizer import StreamDecoder
+from draftsmith.text.tokenizer import StreamDecoder, decode, opening
 
 WIDTH = 64
 """Maximum number of prompt tokens that are drafted for one pass."""
@@ -58,14 +58,13 @@ def echo_of(
     ids, tokenizer = engine.prepare({}).encode(prompt), engine.model.tokenizer
     # A prompt that is a text comes back with the special tokens that it names.
     named = isinstance(prompt, str)
-    decoder, text, starts = StreamDecoder(tokenizer, special=named), "", list[int]()
-    for token in ids:
+    added = named and _added(tokenizer, prompt, ids)
+    decoder, text, starts = StreamDecoder(tokenizer, special=named), "", [0] * added
+    for token in ids[added:]:
         text += decoder.push(token)
         starts.append(decoder.start)
-    text += decoder.unfinished
-    if named and text.endswith(prompt):  # a special token may have been added before it
-        starts = [max(0, start - len(text) + len(prompt)) for start in starts]
-    text = prompt if named else text
+    text = prompt if named else text + decoder.unfinished
+    starts = [min(start, len(text)) for start in starts]
     echo = Delta([TextPart(text)], offsets=starts)
     if top is None:
         return echo, None
@@ -79,3 +78,11 @@ def echo_of(
     sequence.distribution = Distribution((recital,), greedy=True)
     sequence.stop_rules = ()
     return echo, sequence
+
+
+def _added(tokenizer: Any, prompt: str, ids: Sequence[int]) -> bool:
+    """Return whether the tokenizer put a token before the text, which may name that token, too."""
+    first = opening(tokenizer)
+    if not first or ids[:1] != [*first]:
+        return False
+    return ids[1:2] == [*first] or not prompt.startswith(decode(tokenizer, first, special=True))

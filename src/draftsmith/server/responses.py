@@ -90,8 +90,10 @@ def _choice(choice: str | Mapping[str, Any] | None, ignored: Ignored) -> Any:
         return choice
     kind = choice.get("type")
     if kind in ("function", "custom"):
-        ignored.fields(choice, ("type", "name"), "tool_choice")
-        return {"type": "function", "function": {"name": choice.get("name")}}
+        ignored.fields(choice, ("type", "namespace", "name"), "tool_choice")
+        name, space = choice.get("name"), choice.get("namespace")
+        name = name if space is None else _full_name(space, name)
+        return {"type": "function", "function": {"name": name}}
     why = f"no tool of the type {kind!r:.100} can be forced"
     if kind == "allowed_tools":
         why = "send the tools that are allowed, and no others"
@@ -109,7 +111,7 @@ def _function(given: Mapping[str, Any], where: str, ignored: Ignored) -> dict[st
         return {name: given[name] for name in given if name not in ("type", "namespace")}
     if kind != "custom":
         return None
-    tool = CustomTool.of(given, where)
+    tool = CustomTool.of({n: given[n] for n in given if n != "namespace"}, where)
     ignored.section(tool, where)
     about = [tool.description]
     if tool.format is not None and tool.format.definition:

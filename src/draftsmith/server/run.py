@@ -73,7 +73,7 @@ class Draining(uvicorn.Server):
 
     def run(self, sockets: Any = None) -> None:
         super().run(sockets)
-        self._api.engine.thread.close(_LAST)  # a second signal skips the application's own shutdown
+        self._api.engine.thread.close(_LAST)  # the application leaves the engine open
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

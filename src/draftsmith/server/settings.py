@@ -51,7 +51,7 @@ class Settings:
     keep_alive: Annotated[float, LIMITS] = 15.0
     """Seconds after which a stream without news sends a comment."""
     drain: Annotated[float, LIMITS] = 30.0
-    """Seconds that running requests are given after SIGTERM or Ctrl-C."""
+    """Seconds that running requests are given after SIGTERM, SIGHUP or Ctrl-C."""
     tool_format: str | None = None
     """How the model writes calls of tools, if its chat template does not show it: deepseek, glm,
     granite, harmony, hermes, llama, mistral, phi4, pythonic or qwen3-coder."""
