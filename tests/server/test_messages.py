@@ -277,11 +277,18 @@ FIRST = (
 )
 
 
+DROPS = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    "<{{ m.role }} {{ m.content }}>{% endif %}{% endfor %}"
+)
+
+
 @pytest.mark.parametrize(
     ("template", "shown", "warned"),
     [
         (tiny.TEMPLATE, None, ""),
         (FIRST, "<system a\n\nb><user c><user d><assistant e><user f>", "after others"),
+        (DROPS, "<system a\n\nb><user c><user d><assistant e><user f>", "after others"),
         (STRICT, "<user a\n\nb\n\nc\n\nd><assistant e><user f>", "at all"),
     ],
 )
@@ -307,3 +314,45 @@ def test_types_of_thinking(ask: Ask) -> None:
     for kind in ("adaptive", "between_tools", "disabled"):
         body = {"max_tokens": 1, "messages": [USER], "thinking": {"type": kind}}
         assert ask(MESSAGES, PLAIN, None, **body).status_code == 200
+
+
+def test_a_text_after_results_is_joined_where_the_template_refuses_it() -> None:
+    template = SHOWING.replace(
+        "<{{",
+        "{% if m.role == 'user' and loop.previtem is defined and loop.previtem.role == 'tool' %}"
+        "{{ raise_exception('a user after a result') }}{% endif %}<{{", 1,
+    )  # fmt: skip
+    use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": "p"}}
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "ok"}
+    turns = [USER, {"role": "assistant", "content": [use]}]
+    last = {"role": "user", "content": [result, {"type": "text", "text": "go on"}]}
+    joined = {"role": "user", "content": [result | {"content": "ok\n\ngo on"}]}
+    used = []
+    with templated(template, max_output=4) as client:
+        for turn in (last, joined):
+            body = {"messages": [*turns, turn], "tools": [TOOL]}
+            response = client.post(COUNT, json=body)
+            assert response.status_code == 200, response.text
+            used.append(response.json()["input_tokens"])
+    assert used[0] == used[1]
+
+
+def test_what_a_template_refuses_is_adapted_to_it() -> None:
+    """Efforts that it does not know, tools without descriptions, text beside thoughts and calls."""
+    template = (
+        "{% if reasoning_effort and reasoning_effort != 'low' %}{{ raise_exception('unknown') }}"
+        "{% endif %}{% for t in tools or [] %}{{ t.function.description + '' }}{% endfor %}"
+        "{% for m in messages %}{% if m.tool_calls and m.content and m.reasoning_content %}"
+        "{{ raise_exception('both') }}{% endif %}" + SHOWING.partition("%}")[2]
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "p"}'}}
+    said = {"role": "assistant", "content": "so", "reasoning_content": "hm", "tool_calls": [call]}
+    chat = [USER, said, {"role": "tool", "tool_call_id": "1", "content": "ok"}]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    with templated(template) as client:
+        for effort, warned in ("low", False), ("high", True):
+            body = {"messages": chat, "tools": tools, "max_tokens": 1, "reasoning_effort": effort}
+            response = client.post(CHAT, json=body)
+            assert response.status_code == 200, response.text
+            said_so = response.headers.get("Warning", "")
+            assert ("reasoning_effort='high' was ignored" in said_so) is warned

@@ -117,3 +117,16 @@ def test_s2_a_template_that_changes_the_text_is_not_guessed_at() -> None:
     lists.chat_template = tiny.TEMPLATE.replace("m['content']", "m['content'][0].text")
     with pytest.raises(PromptError, match="must have a text"):
         render_chat(lists, parts, options)
+
+
+def test_thoughts_in_the_message_that_is_continued_are_seen_by_the_template() -> None:
+    template = (
+        "{% for m in messages %}<s>{{ m.role }}: {% if m.role == 'assistant' and '</think>' not in "
+        "m.content %}<think></think>{% endif %}{{ m.content }}</s>{% endfor %}"
+    )
+    with templated(template) as client:
+        for text, shown in ("hi", "<think></think>hi"), ("<think>x</think>hi ", None):
+            asked = {"messages": messages(text), "continue_final_message": True}
+            ids = client.post("/tokenize", json=asked).json()["tokens"]
+            prompt = client.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+            assert prompt.endswith(f"assistant: {shown or text}")

@@ -14,7 +14,7 @@ from draftsmith.server.ignored import Ignored
 from draftsmith.server.reader import Reader
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.schema import ChatRequest, Message, ResponseFormat
-from draftsmith.server.tools import USUAL, described, forced_call, with_calls
+from draftsmith.server.tools import USUAL, calling, described, forced_call, with_calls
 from draftsmith.text.grammar import Grammar
 from draftsmith.text.thoughts import Thoughts
 from draftsmith.text.tokenizer import OPENING, continues, decode, reserved, sample
@@ -48,7 +48,7 @@ class Chat:
 
         Raise Refusal or OptionError for invalid combinations.
         """
-        template = variables(body, tokenizer)
+        template = variables(body, tokenizer, ignored)
         messages = accepted([one.plain() for one in body.messages], tokenizer, template, ignored)
         if body.messages[-1].role == "assistant" and not template.keys() & {*OPENING}:
             raise Refusal(
@@ -111,6 +111,10 @@ class Chat:
         if not given:
             pass
         elif shows_tools(tokenizer) and (family or self.own):
+            if not sample(tokenizer, _HELLO, self.template | {"tools": given}):
+                # Some templates read fields that may be missing.
+                empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
+                given = [tool | {"function": empty | tool["function"]} for tool in given]
             self.template["tools"] = given
         else:
             ignored.add(
@@ -158,7 +162,11 @@ def translated(
     return ChatRequest.of(asked)
 
 
-def variables(body: ChatRequest, tokenizer: Any) -> dict[str, Any]:
+_HELLO = [{"role": "user", "content": "hello"}]
+"""A chat that shows whether a template takes some variables."""
+
+
+def variables(body: ChatRequest, tokenizer: Any, ignored: Ignored) -> dict[str, Any]:
     """Return the variables of the chat template.
 
     Raise Refusal for names that are no variables, for tools and documents, and for contradictions.
@@ -177,8 +185,11 @@ def variables(body: ChatRequest, tokenizer: Any) -> dict[str, Any]:
                 "send one of them", param=name
             )  # fmt: skip
     known, effort = str(getattr(tokenizer, "chat_template", None) or ""), body.reasoning_effort
-    if effort is not None and "reasoning_effort" in known:
-        given.setdefault("reasoning_effort", effort)
+    if effort is not None and "reasoning_effort" in known and "reasoning_effort" not in given:
+        if sample(tokenizer, _HELLO, given | {"reasoning_effort": effort}):
+            given["reasoning_effort"] = effort
+        else:
+            ignored.add(f"reasoning_effort={effort!r:.50} was ignored: the template refuses it")
     if effort is not None and "enable_thinking" in known:
         given.setdefault("enable_thinking", effort != "none")
     return given
@@ -214,31 +225,39 @@ def accepted(
     template: Mapping[str, Any],
     ignored: Ignored,
 ) -> list[dict[str, Any]]:
-    """Return the messages with their roles in an order that the chat template accepts.
+    """Return the messages with their roles in an order in which the chat template shows them all.
 
-    Some templates accept a system message at the beginning only, or none, and some refuse two
-    messages of the user in a row. There, a system message becomes the user's, and messages of one
-    role that follow each other are joined. `template`: its variables.
+    Some templates show a system message at the beginning only, or none; they drop or refuse others.
+    Some refuse two messages of the user in a row, or one after a result. There, a system message
+    becomes the user's, and such messages are joined. `template`: its variables.
     """
+
+    def shows(chat: Sequence[dict[str, Any]]) -> bool:
+        text = sample(tokenizer, with_calls(tokenizer, chat, template), template)
+        texts = [one["content"].strip() for one in chat if one["role"] in ("system", "user")]
+        return bool(text) and all(one in text for one in texts)
 
     @cache
     def takes(*roles: str) -> bool:
-        chat = [{"role": role, "content": "hello"} for role in roles]
-        return bool(sample(tokenizer, chat, template))
+        return shows([{"role": role, "content": f"hello {n}."} for n, role in enumerate(roles)])
 
+    if shows(messages) or not takes("user"):
+        return [*messages]
     made = list[dict[str, Any]]()
     for message in messages:
         last, role = made[-1]["role"] if made else None, message["role"]
-        if role not in ("system", "user") or not takes("user"):
-            made.append(message)
-            continue
         if role == "system" != last and not takes(*(_LATER if made else ("system", "user"))):
             role = "user"
             ignored.add(
-                "the chat template accepts no system message "
+                "the chat template shows no system message "
                 f"{'after others' if made else 'at all'}; it is shown as the user's"
             )
-        if role == last and not takes(role, role, *(["user"] if role == "system" else [])):
+        if role == "user" and last == "tool":
+            joins = not shows([*calling(1), {"role": "user", "content": "hello 1."}])
+        else:
+            both = (role, role, "user") if role == "system" else (role, role)
+            joins = role == last and role in ("system", "user") and not takes(*both)
+        if joins:
             texts = filter(None, (made[-1]["content"], message["content"]))
             made[-1] = {**made[-1], "content": "\n\n".join(texts)}
         else:

@@ -90,26 +90,28 @@ def with_calls(
     written, refused = str(getattr(tokenizer, "chat_template", None) or ""), True
     for empty, as_text in product(("", None), (False, True)):
         form = partial(_in_form, empty=empty, as_text=as_text)
-        text = sample(tokenizer, [*map(form, _chat(1))], template)
+        text = sample(tokenizer, [*map(form, calling(1))], template)
         # A template that writes an object as Python does needs the text.
         if _VALUE in text and f"{{'{_ARGUMENT}'" not in text:
             named = _with_names(messages)
             if any(len(one.get("tool_calls") or ()) > 1 for one in named):
-                text = sample(tokenizer, [*map(form, _chat(2))], template)
+                text = sample(tokenizer, [*map(form, calling(2))], template)
                 named = named if text.count(_VALUE) > 1 else _one_by_one(named)
             *before, last = named  # a last message may be continued, so its content stays text
             made = [*map(form, before), _in_form(last, last["content"], as_text)]
             if "length != 9" in written:
                 made = [*map(_with_short_ids, made)]
             objects = made if as_text else [*map(_with_objects, made)]
-            return made if objects == made or sample(tokenizer, made, template) else objects
+            made = made if objects == made or sample(tokenizer, made, template) else objects
+            merged = [*map(_with_one_text, made)]
+            return made if merged == made or sample(tokenizer, made, template) else merged
         refused &= not text
     if refused and "tool_calls" in written:  # it may take the messages at hand
         return [*messages]
     return _as_text(messages)
 
 
-def _chat(count: int) -> list[dict[str, Any]]:
+def calling(count: int) -> list[dict[str, Any]]:
     """Return a chat with calls that show how a template writes them."""
     ids = [f"{n}23456789" for n in range(1, 1 + count)]
     function = {"name": "f", "arguments": {_ARGUMENT: _VALUE}}
@@ -196,6 +198,17 @@ def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
         given = call["function"]["arguments"]
         call["function"]["arguments"] = given if isinstance(given, dict) else {"": given}
     return made
+
+
+def _with_one_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with text beside calls at the end of its thoughts, if it has any.
+
+    gpt-oss's template takes either beside a call.
+    """
+    thought, text = message.get("reasoning_content"), message["content"]
+    if not (message.get("tool_calls") and thought and text):
+        return message
+    return {**message, "content": "", "reasoning_content": f"{thought}\n\n{text}"}
 
 
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:

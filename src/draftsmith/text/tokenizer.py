@@ -279,6 +279,10 @@ def _left_open(tokenizer: Any, messages: abc.Sequence[Message], template: Mappin
     word, all_texts = "CONTINUED", repr(messages)
     while word in all_texts:
         word += "D"
+    said = last["content"]  # the template may look for thoughts in it
+    text = _rendered(tokenizer, [*before, {**last, "content": said + word}], template, False)
+    if (whole := text.rpartition(word)[0]).endswith(said):
+        return whole
     text = _rendered(tokenizer, [*before, {**last, "content": word}], template, False)
     head, found, _ = text.rpartition(word)
     if not found:

@@ -89,7 +89,7 @@ FORMATS = {
         ("<|python_tag|>",), pythonic, r"\[func_name1\(", '[NAME(KEY="VALUE")]', bare="[",
     ),
     "llama": Format(
-        ("<|python_tag|>",), as_json.llama, r"(?s)\btools\b.*parameters",
+        ("<|python_tag|>",), as_json.llama, r'\{"name": [\w ]+, "parameters": ',
         '{"name": "NAME", "parameters": {"KEY": "VALUE"}}', bare="{[",
     ),
 }  # fmt: skip
