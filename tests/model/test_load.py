@@ -20,6 +20,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoTokenizer,
     OpenAIGPTConfig,
     PreTrainedTokenizerFast,
 )
@@ -347,3 +348,16 @@ def test_our_own_hooks_are_not_the_users() -> None:
     loaded.model.lm_head.forward = lambda x: (found.append({*hooks(loaded.model)}), own(x))[1]
     runner.forward([row], [Draft()])
     assert found == [{*before}]
+
+
+def test_a_tokenizer_of_mistral_common_is_not_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers 5 prefers it where it is installed, and it has no chat template."""
+    real = AutoTokenizer.from_pretrained
+
+    def read(source: str, **options: Any) -> Any:
+        return real(source, **options) if options.pop("mistral_format", True) is False else object()
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", read)
+    assert read_tokenizer(str(folder), {}).get_added_vocab() is not None

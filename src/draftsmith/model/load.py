@@ -316,7 +316,10 @@ def read_tokenizer(source: str, options: dict[str, Any]) -> Any:
     source = folder_of(source)
     try:
         try:
-            return AutoTokenizer.from_pretrained(source, **options)
+            found = AutoTokenizer.from_pretrained(source, **options)
+            if not hasattr(found, "get_added_vocab"):  # mistral-common's, without a chat template
+                found = AutoTokenizer.from_pretrained(source, mistral_format=False, **options)
+            return found
         except ValueError as error:
             if "TokenizersBackend" not in str(error):
                 raise
