@@ -117,7 +117,8 @@ def _attend(
     """Attention (1, Q, H, W) of query (1, H, Q, D), span by span; 0 for padding."""
     scaling, softcap, sinks = form
     q = query[0].transpose(0, 1).float().contiguous().numpy()
-    out = torch.zeros((*q.shape[:2], spans[0][1].shape[-1]), device="cpu")
+    shape = *q.shape[:2], spans[0][1].shape[-1]
+    out = torch.zeros(shape, dtype=torch.float32, device="cpu")
     scale = np.float32(q.shape[2] ** -0.5 if scaling is None else scaling)
     cap = np.float32(softcap or 0)
     sunk = _NO_SINKS if sinks is None else sinks.detach().float().numpy()

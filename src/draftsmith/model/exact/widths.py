@@ -12,7 +12,7 @@ Shapes: `R` rows of the recorded pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +102,8 @@ class Widths:
             self.most = max(width for width in range(1, ROWS) if width not in bad)
             lower = {width: name for width, name in bad.items() if width < self.most}
             bad = lower | self._disagreeing(range(self.most + 1, ROWS + 1))
-        self._known = {width: width not in bad for width in range(1, ROWS + 1)}
+        self._known = set[int]()
+        """Widths above R that agree with the present numbers of threads."""
         self.allowed = [width for width in range(1, ROWS + 1) if width not in bad]
         """Widths up to R."""
         if not self.allowed or self.allowed[0] > _MAX_LEAST_WIDTH or self.allowed[-1] < ROWS:
@@ -113,8 +114,6 @@ class Widths:
                 f"{some}{', …' if len(bad) > 8 else ''} rows; decode without exact=True, "
                 "or in another dtype"
             )
-        with _single_thread():
-            self.at_least(1)
 
     def pieces(self, width: int) -> AbstractContextManager[Any]:
         """Context in which a pass of this width computes. Narrow ones do not pay for `Pieces`."""
@@ -124,15 +123,17 @@ class Widths:
         """Smallest allowed width from `width` on. Raises UnsupportedError if none agrees."""
         threads = torch.get_num_threads()
         if threads not in self._threads:
-            for one in {1, self.allowed[0], _GROUP, ROWS} & set(self.allowed):
-                self._check(one, f" with {threads} threads")
+            self._check(ROWS, f" with {threads} threads")
+            bad = self._disagreeing(self.allowed)
+            self.allowed = [one for one in self.allowed if one not in bad]
+            self._known.clear()
             self._threads.add(threads)
         if width <= ROWS:
             return next(one for one in self.allowed if one >= width)
         width = -(-width // ROWS) * ROWS
         if width not in self._known:
             self._check(width, "")
-            self._known[width] = True
+            self._known.add(width)
         return width
 
     def _check(self, width: int, when: str) -> None:
@@ -219,14 +220,3 @@ def _parts(name: str, module: Any, x: Tensor) -> Iterator[_Part]:
 
 def _first(output: Any) -> Any:
     return output if isinstance(output, Tensor) else output[0]
-
-
-@contextmanager
-def _single_thread() -> Iterator[None]:
-    """Compute in one thread while the context is open, so do passes of other threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
