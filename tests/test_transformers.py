@@ -19,6 +19,7 @@ import torch
 import transformers
 from transformers import (
     CONFIG_MAPPING,
+    AttentionInterface,
     AutoModelForCausalLM,
     DynamicCache,
     GenerationConfig,
@@ -36,6 +37,7 @@ from transformers import (
     pipeline,
 )
 from transformers.generation.streamers import BaseStreamer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import architectures
 import tiny
@@ -651,6 +653,19 @@ def test_peft_model() -> None:
         assert handle.stats is not None
         assert handle.stats.accepted > 0
     assert "generate" not in vars(model.get_base_model())
+
+
+def test_attention_that_is_exchanged_later_is_noticed(llama: Any) -> None:
+    AttentionInterface.register(
+        "theirs", lambda *args, **more: sdpa_attention_forward(*args, **more)
+    )
+    model = copy.deepcopy(llama)
+    with accelerate(model) as handle:
+        model.generate(PROMPT, max_new_tokens=4, do_sample=False)
+        assert handle.last_notice is None
+        model.set_attn_implementation("theirs")
+        with pytest.warns(NotAcceleratedWarning, match="attention is 'theirs' now"):
+            model.generate(PROMPT, max_new_tokens=4, do_sample=False)
 
 
 def test_labels_of_an_evaluation_change_nothing(llama: Any) -> None:

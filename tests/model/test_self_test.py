@@ -16,7 +16,12 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import (
+    and_masks,
+    causal_mask_function,
+    sdpa_mask,
+    sliding_window_overlay,
+)
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaForCausalLM
 
 import draftsmith
@@ -323,13 +328,26 @@ class Nearby(LlamaAttention):
         return super().forward(*args, **kwargs | {"attention_mask": seen})
 
 
+def masked_by_a_user() -> Any:
+    """Its attention is transformers' own; the mask is the user's."""
+    AttentionInterface.register("near", sdpa_attention_forward)
+
+    def mask(*args: Any, **given: Any) -> Any:
+        window = and_masks(causal_mask_function, sliding_window_overlay(24))
+        more = {"mask_function": window, "allow_is_causal_skip": False}
+        return sdpa_mask(*args, **given | more)
+
+    AttentionMaskInterface.register("near", mask)
+    return build("llama", attention="near")
+
+
 def narrowing() -> Any:
     model = with_own_attention(Nearby)
     model.set_attn_implementation("eager")
     return model
 
 
-@pytest.mark.parametrize("make", [registered_by_a_user, narrowing])
+@pytest.mark.parametrize("make", [registered_by_a_user, masked_by_a_user, narrowing])
 def test_windows_longer_than_the_texts_of_the_test_are_kept(make: Callable[[], Any]) -> None:
     model, ids = make(), prompt(60)
     wanted = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, 60:]
@@ -339,6 +357,32 @@ def test_windows_longer_than_the_texts_of_the_test_are_kept(make: Callable[[], A
     assert engine.generate(ids, max_new_tokens=12).tokens == wanted.tolist()
     assert not engine.model.capabilities.packed
     assert engine.notices
+
+
+@pytest.mark.parametrize("hidden", [-1e9, -torch.inf])
+def test_ids_that_a_model_hides_hide_no_difference(hidden: float) -> None:
+    class Head(nn.Module):
+        def __init__(self, head: nn.Linear) -> None:
+            super().__init__()
+            self.weight, self.head = head.weight, head
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits = self.head(x)
+            logits[..., :8] = hidden
+            return logits
+
+    model = build("llama")
+    model.lm_head = Head(model.lm_head)
+    assert load(model).capabilities.packed
+    model.model.layers[0].register_forward_hook(steered)
+    assert load(model).capabilities.shape == "plain"
+
+
+def steered(_module: Any, _args: Any, output: Any) -> Any:
+    """Move the last place of a pass, as some steering vectors do."""
+    hidden = output[0] if isinstance(output, tuple) else output
+    hidden = torch.cat([hidden[:, :-1], hidden[:, -1:] + 1.0], 1)
+    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
 
 class LastOnly(LlamaForCausalLM):

@@ -21,6 +21,7 @@ from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_ma
 
 from draftsmith.core.draft import Draft
 from draftsmith.model.loaded import LoadedModel
+from draftsmith.model.reference import distance
 from draftsmith.model.rope import rope_boundary
 from draftsmith.model.runner import Runner
 
@@ -172,7 +173,6 @@ def _difference(loaded: LoadedModel, generate: Any, pads: int) -> float:
     row = runner.open(ids[0, pads:].tolist())
     runner.prefill(row)
     answer = Draft.chain(theirs.sequences[0, ids.shape[1] : -1].tolist(), "check")
-    ours = runner.forward([row], [answer])[0].logits.float()
-    wanted = torch.cat(theirs.logits).to(ours)
-    ours, wanted = (x - x.mean(-1, keepdim=True) for x in (ours, wanted))
-    return float(((ours - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-30)).max())
+    ours = runner.forward([row], [answer])[0].logits
+    pairs = zip(ours, torch.cat(theirs.logits), strict=True)
+    return float(torch.tensor([distance(got, wanted) for got, wanted in pairs]).max())

@@ -54,6 +54,7 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.openmp import end_team
 from draftsmith.model.prepack import Prepacked
 from draftsmith.model.prepack import prepack as lay_out
+from draftsmith.model.registered import foreign_attention
 from draftsmith.model.runner import new_cost
 from draftsmith.values import known_options, switch
 
@@ -387,6 +388,8 @@ class Accelerated(AbstractContextManager["Accelerated"]):
             self._hooks = found
         if found != self._hooks:  # a hook may be registered for each call
             return "forward hooks were added or removed; call accelerate again"
+        if loaded.capabilities.packed and (name := foreign_attention(loaded.config)) is not None:
+            return f"attention is {name!r} now; call accelerate again"
         prepare, parts = _preparing(self.model), _parts(self.model)
         if prepare == _preparing(GenerationMixin) and parts == self._parts and not padded:
             return None

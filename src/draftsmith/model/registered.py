@@ -89,13 +89,16 @@ def own_name(config: Any) -> str | None:
 
 
 def foreign_attention(config: Any) -> str | None:
-    """Return the name of an attention function that a user registered; None if there is none."""
+    """Return the name of the configuration's attention if a user registered it, or its mask."""
     name = own_name(config)
-    function = ALL_ATTENTION_FUNCTIONS.get(name)
-    home = getattr(function, "__module__", "transformers.")
-    # A name with "/" is a kernel of the hub, which computes the same as transformers.
-    known = "/" in str(name) or home.startswith(("transformers.", "draftsmith."))
-    return None if known else name
+    if "/" in str(name):  # a kernel of the hub, which computes the same as transformers
+        return None
+    for function in (ALL_ATTENTION_FUNCTIONS.get(name), ALL_MASK_ATTENTION_FUNCTIONS.get(name)):
+        # A decorated function has the module of the one that it wraps as `__module__`.
+        home = getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
+        if function is not None and not home.startswith(("transformers.", "draftsmith.")):
+            return name
+    return None
 
 
 def _attention(module: Module, query: Tensor, key: Tensor, *args: Any, **options: Any) -> Any:

@@ -21,7 +21,15 @@ from draftsmith.model.capabilities import CacheKind, Capabilities
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.own_cache import first_recurrent_state, recurrent_cache
-from draftsmith.model.reference import LEAVES, PROMPT, Finding, Reference, distance, rounding_floor
+from draftsmith.model.reference import (
+    LEAVES,
+    PROMPT,
+    Finding,
+    Reference,
+    deviation,
+    distance,
+    rounding_floor,
+)
 from draftsmith.model.registered import NAME, foreign_attention, own_name
 from draftsmith.model.rows import SequenceRow
 from draftsmith.model.runner import Runner
@@ -144,7 +152,7 @@ def _slot_dependence(config: Any) -> str | None:
     Known by configuration, because the self-test's texts are too short to show it.
     """
     if (name := foreign_attention(config)) is not None:
-        return f"its attention function {name!r} is not one of transformers' own"
+        return f"its attention {name!r}, or the mask for it, is not one of transformers' own"
     if "local" in (getattr(config, "attention_layers", None) or ()):  # GPT-Neo
         return "its attention windows count slots, not positions"
     if getattr(config, "attention_chunk_size", None) is not None:  # Llama 4
@@ -228,7 +236,7 @@ def _check_steps(runner: Runner, ref: Reference, state: Tensor | None = None) ->
 
 def _state_finding(runner: Runner, state: Tensor, stepped: Tensor) -> Finding:
     """Compare two recurrent states after the same tokens."""
-    error = distance(stepped.flatten(), state.flatten())
+    error = deviation(stepped.flatten(), state.flatten())
     return Finding(error, rounding_floor(runner.loaded), "the recurrent state differs", sole=True)
 
 
