@@ -145,11 +145,15 @@ def test_training_between_answers(fused: bool) -> None:
     engine, ids = engine_of("llama"), prompt(150)
     model = engine.model.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, fused=fused)
+    other = torch.nn.Linear(4, 4)
+    others = torch.optim.SGD(other.parameters(), lr=0.02)
     with accelerate(model, prepack=True):
         for _ in range(3):
             wanted = alone(Engine(load(copy.deepcopy(model))), ids, max_new_tokens=12)
             for again in (False, True):
                 answer = engine.generate(ids, max_new_tokens=12)
+                other(torch.ones(4)).sum().backward()
+                others.step()  # of another model
                 assert answer.tokens == wanted
                 assert (answer.stats.reused_tokens > 0) is again
             accelerated = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -12,20 +13,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _RECORDING = ("transformers.", "draftsmith.model.taps")
 """Modules with hooks that record outputs."""
-
-
-class OptimizerSteps:
-    """Counts the steps of all optimizers: fused ones count no versions of weights they write."""
-
-    count: ClassVar[int] = 0
-
-    @classmethod
-    def add(cls, *_: object) -> None:
-        """Count one; torch calls it after each step."""
-        cls.count += 1
-
-
-register_optimizer_step_post_hook(OptimizerSteps.add)
 
 
 def stored(tensor: Any) -> Iterator[Tensor]:
@@ -41,6 +28,34 @@ def stored(tensor: Any) -> Iterator[Tensor]:
     for name in names:
         if isinstance(part := getattr(tensor, name), Tensor):
             yield from stored(part)
+
+
+class OptimizerSteps:
+    """Counts the steps of optimizers for each weight: fused ones count no versions of weights."""
+
+    _counts: ClassVar[Counter[int]] = Counter()
+    """By the memory of a weight, which views of it share."""
+
+    @classmethod
+    def add(cls, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Count one; torch calls it after each step."""
+        weights = (one for group in optimizer.param_groups for one in group["params"])
+        cls._counts.update({_memory(part) for one in weights for part in stored(one)})
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> int:
+        """Return the number of steps that may have written to a plain tensor."""
+        return cls._counts[_memory(tensor)] if cls._counts else 0
+
+
+register_optimizer_step_post_hook(OptimizerSteps.add)
+
+
+def _memory(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # such as those laid out by oneDNN
+        return id(tensor)
 
 
 def hooks(model: torch.nn.Module) -> dict[int, Any]:
@@ -67,7 +82,7 @@ def state(model: torch.nn.Module) -> tuple[int, ...]:
     not notice other writes through `.data` or to weights that count no versions, nor numbers that
     modules keep as attributes.
     """
-    found = [0, 0, 0, hash((*hooks(model),)), OptimizerSteps.count]
+    found = [0, 0, 0, hash((*hooks(model),)), 0]
     for module in model.modules():
         found[0] = hash((found[0], id(module), id(replaced(module))))
         for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -76,6 +91,7 @@ def state(model: torch.nn.Module) -> tuple[int, ...]:
                 place = id(tensor) if part.is_mkldnn else part.data_ptr()
                 found[0] = hash((found[0], place))
                 found[1] += 0 if part.is_inference() else part._version
+                found[4] += OptimizerSteps.of(part)
         if "lora_A" in vars(module).get("_modules", ()) or hasattr(module, "_disable_adapters"):
             names = ("active_adapters", "disable_adapters", "merged", "scaling")
             found[2] = hash((found[2], *(str(getattr(module, name, "")) for name in names)))

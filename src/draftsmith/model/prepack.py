@@ -361,7 +361,7 @@ def _bias(biases: Sequence[Tensor | None]) -> Tensor | None:
 def _state(tensor: Tensor) -> tuple[int, ...]:
     """Return a key that changes when a tensor is written to, except through `.data`."""
     version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, OptimizerSteps.count
+    return tensor.data_ptr(), version, OptimizerSteps.of(tensor)
 
 
 def _lay_out(weight: Tensor) -> Tensor:
