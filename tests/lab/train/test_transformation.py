@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -11,11 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tiny
 from draftsmith.errors import OptionError
 from draftsmith.lab.train.batches import Batches, windows
 from draftsmith.lab.train.held_out import HeldOut
 from draftsmith.lab.train.infill import Markers, infilled
 from draftsmith.lab.train.recipe import Recipe
+from draftsmith.text.tokenizer import encode
+from draftsmith.text.vocab import Vocabulary
 
 A = 999
 MARKERS = Markers(prefix=-1, suffix=-2, middle=-3)
@@ -123,7 +127,7 @@ def test_infilling_orders_and_shares() -> None:
             pieces.append(text)
             return [len(pieces)]
 
-        ids = infilled(TEXT, 0.5, MARKERS, encode, rng)
+        ids = infilled(TEXT, 0.5, MARKERS, encode, encode, rng)
         if len(pieces) == 3:
             assert ids == [-1, 1, -2, 2, -3, 3]
             (prefix, suffix, middle), order = pieces, "PSM"
@@ -139,6 +143,19 @@ def test_infilling_orders_and_shares() -> None:
     for order, share in (("plain", 0.5), ("PSM", 0.25), ("SPM", 0.25)):
         assert seen[order] / 8000 == pytest.approx(share, abs=0.02)
     assert max(cuts) == len(TEXT), "a cut may fall behind the last character"
+
+
+def test_cuts_add_no_spaces_where_a_tokenizer_begins_texts_with_one() -> None:
+    tokenizer, rng = tiny.sentencepiece(), np.random.default_rng(3)
+    table, text = Vocabulary.of(tokenizer), "once upon a time"
+    write = partial(encode, tokenizer)
+    wanted = table.bytes_of(write(text))
+    for _ in range(50):
+        ids = infilled(text, 1.0, MARKERS, write, table.encode, rng)
+        at = sorted([*map(ids.index, (-1, -2, -3)), len(ids)])
+        parts = {ids[a]: ids[a + 1 : b] for a, b in pairwise(at)}
+        whole = parts[-1] + parts[-3] + parts[-2]
+        assert table.bytes_of(whole).lstrip() == wanted.lstrip()
 
 
 WORDS = " ".join(f"word{i}" for i in range(100))

@@ -38,12 +38,18 @@ class Markers:
 
 
 def infilled(
-    text: str, share: float, markers: Markers | None, encode: Encode, rng: np.random.Generator
+    text: str,
+    share: float,
+    markers: Markers | None,
+    encode: Encode,
+    encode_inside: Encode,
+    rng: np.random.Generator,
 ) -> list[int]:
     """Encode a text: with probability share/2 as PSM, with share/2 as SPM, else as it is.
 
     Both cuts are uniform over the places between characters. PSM is prefix, suffix, middle. SPM is
     suffix, then prefix and middle as one piece (Bavarian et al. 2022, and Code Llama).
+    `encode_inside` adds no space before a text, as some tokenizers do at its beginning.
     """
     drawn = rng.random()
     if markers is None or drawn >= share:
@@ -51,7 +57,10 @@ def infilled(
     first, second = sorted(rng.integers(0, len(text) + 1, 2).tolist())
     prefix, middle, suffix = text[:first], text[first:second], text[second:]
     if drawn < share / 2:
-        start, end = [*encode(prefix), markers.suffix, *encode(suffix)], middle
+        start, end = (
+            [*encode(prefix), markers.suffix, *encode_inside(suffix)],
+            encode_inside(middle),
+        )
     else:
-        start, end = [markers.suffix, *encode(suffix)], prefix + middle
-    return [markers.prefix, *start, markers.middle, *encode(end)]
+        start, end = [markers.suffix, *encode_inside(suffix)], encode(prefix + middle)
+    return [markers.prefix, *start, markers.middle, *end]

@@ -15,9 +15,10 @@ from draftsmith.errors import OptionError
 from draftsmith.lab.corpus.build import Show, unseen
 from draftsmith.lab.corpus.texts import PLAIN, documents, find, kind
 from draftsmith.lab.train.held_out import HeldOut
-from draftsmith.lab.train.infill import Markers, infilled
+from draftsmith.lab.train.infill import Encode, Markers, infilled
 from draftsmith.lab.train.recipe import Texts
 from draftsmith.text.tokenizer import encode, opening
+from draftsmith.text.vocab import Vocabulary
 
 CODE = (
     ".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".cs", ".go", ".java", ".js", ".jsx", ".ts", ".tsx",
@@ -64,11 +65,12 @@ def stream(
         for text, code in read(paths, texts.fields, show)
         for piece in banned.remove(text)
     )  # fmt: skip
-    write = partial(encode, tokenizer)
+    write: Encode = partial(encode, tokenizer)
+    write_inside = Vocabulary.of(tokenizer).encode if markers is not None and infill else write
     for number, (text, code) in enumerate(pieces):
         rng = np.random.default_rng([seed, _INFILL, number])
         share = infill if code else 0.0
-        ids.extend((*before, *infilled(text, share, markers, write, rng), *after))
+        ids.extend((*before, *infilled(text, share, markers, write, write_inside, rng), *after))
     return np.array(ids, dtype=np.int32)
 
 
