@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ class Turns:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._owner: int | None = None
+        self._process = os.getpid()
         self._passes = 0
         self._present: dict[int, int] = {}
         """Waiting or running thread → number of the pass that it runs; 0 while it waits."""
@@ -47,7 +49,14 @@ class Turns:
         return self._owner == threading.get_ident() and self.lock.locked()
 
     def check(self) -> None:
-        """Raise OptionError in a callback of the running pass, which would wait for itself."""
+        """Raise OptionError in a callback of the running pass, which would wait for itself.
+
+        And in a process that was forked during a pass, where the pass never ends.
+        """
+        if os.getpid() != self._process and self.lock.locked():
+            raise OptionError(
+                "the parent process computed with this engine when it forked; make another"
+            )
         if self.own:
             raise OptionError(
                 "a callback cannot generate with the engine that calls it; use another engine, or "
