@@ -93,8 +93,9 @@ def facts(section: Section) -> list[tuple[str, str]]:
         found.append(("Longest answer", f"{known['max_new_tokens']} tokens"))
     if "cost" in known:
         found.append(("Automatic budgets", f"by a recorded cost: {known['cost']}"))
-    if known.get("commit"):
-        found.append(("Commit", str(known["commit"])))
+    commits = dict.fromkeys(str(row.settings.get("commit") or "") for row in section.rows)
+    if any(commits):
+        found.append(("Commit", ", ".join(filter(None, commits))))
     return found
 
 

@@ -127,7 +127,7 @@ class Section:
         return {"settings": self.settings, "baseline": self.baseline, "rows": rows}
 
 
-_OWN = ("arms", "budgets", "prompts", "seed", "commit")
+_OWN = ("arms", "budgets", "prompts", "seed", "commit", "corpora")
 """Settings that may differ within a setup. The budget of each arm is compared separately."""
 
 
@@ -145,7 +145,10 @@ def sections(files: Sequence[Sequence[Generation]]) -> list[Section]:
             setup = digest(sorted(item for item in row.settings.items() if item[0] not in _OWN))
             parts.setdefault(setup, []).append(row)
         for setup, part in parts.items():
-            arms: dict[str, tuple[object, ...]] = {r.arm: (r.drafter, r.budget) for r in part}
+            arms: dict[str, tuple[object, ...]] = {
+                r.arm: (r.drafter, r.budget, "corpus=" in r.drafter and r.settings.get("corpora"))
+                for r in part
+            }
             for known, others, whole in groups:
                 same = known == setup and all(others.get(a, own) == own for a, own in arms.items())
                 if same and ambiguous(whole, part) is None:
