@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,25 +30,25 @@ def stored(tensor: Any) -> Iterator[Tensor]:
             yield from stored(part)
 
 
-class OptimizerSteps:
-    """Counts the steps of optimizers for each weight: fused ones count no versions of weights."""
-
-    _counts: ClassVar[Counter[int]] = Counter()
-    """By the memory of a weight, which views of it share."""
-
-    @classmethod
-    def add(cls, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Count one; torch calls it after each step."""
-        weights = (one for group in optimizer.param_groups for one in group["params"])
-        cls._counts.update({_memory(part) for one in weights for part in stored(one)})
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> int:
-        """Return the number of steps that may have written to a plain tensor."""
-        return cls._counts[_memory(tensor)] if cls._counts else 0
+_steps = Counter[int]()
+"""Address of a weight's memory, which views share → steps of the optimizers that write to it."""
 
 
-register_optimizer_step_post_hook(OptimizerSteps.add)
+def _count_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    weights = (one for group in optimizer.param_groups for one in group["params"])
+    _steps.update({_memory(part) for one in weights for part in stored(one)})
+
+
+register_optimizer_step_post_hook(_count_step)
+
+
+def writes(tensor: Tensor) -> int:
+    """Return a number that grows when a plain tensor is written to, except through `.data`.
+
+    Fused optimizers count no versions of the weights that they write, so their steps count, too.
+    """
+    versions = 0 if tensor.is_inference() else tensor._version
+    return versions + (_steps[_memory(tensor)] if _steps else 0)
 
 
 def _memory(tensor: Tensor) -> int:
@@ -82,7 +82,7 @@ def state(model: torch.nn.Module) -> tuple[int, ...]:
     not notice other writes through `.data` or to weights that count no versions, nor numbers that
     modules keep as attributes.
     """
-    found = [0, 0, 0, hash((*hooks(model),)), 0]
+    found = [0, 0, 0, hash((*hooks(model),))]
     for module in model.modules():
         found[0] = hash((found[0], id(module), id(replaced(module))))
         for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -90,8 +90,7 @@ def state(model: torch.nn.Module) -> tuple[int, ...]:
                 # Weights laid out by oneDNN have no address.
                 place = id(tensor) if part.is_mkldnn else part.data_ptr()
                 found[0] = hash((found[0], place))
-                found[1] += 0 if part.is_inference() else part._version
-                found[4] += OptimizerSteps.of(part)
+                found[1] += writes(part)
         if "lora_A" in vars(module).get("_modules", ()) or hasattr(module, "_disable_adapters"):
             names = ("active_adapters", "disable_adapters", "merged", "scaling")
             found[2] = hash((found[2], *(str(getattr(module, name, "")) for name in names)))

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from draftsmith.errors import UnsupportedError, first_line
-from draftsmith.model.changes import OptimizerSteps
+from draftsmith.model.changes import writes
 
 _ROWS = 16
 """Rows for which the layout is made; it is good for every width from 1 to 32."""
@@ -358,10 +358,9 @@ def _bias(biases: Sequence[Tensor | None]) -> Tensor | None:
     return _together(found) if found else None
 
 
-def _state(tensor: Tensor) -> tuple[int, ...]:
+def _state(tensor: Tensor) -> tuple[int, int]:
     """Return a key that changes when a tensor is written to, except through `.data`."""
-    version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, OptimizerSteps.of(tensor)
+    return tensor.data_ptr(), writes(tensor)
 
 
 def _lay_out(weight: Tensor) -> Tensor:

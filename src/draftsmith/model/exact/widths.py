@@ -124,7 +124,7 @@ class Widths:
         threads = torch.get_num_threads()
         if threads not in self._threads:
             self._check(ROWS, f" with {threads} threads")
-            bad = self._disagreeing(self.allowed)
+            bad = self._disagreeing(self.allowed[:-1])  # R is the last one
             self.allowed = [one for one in self.allowed if one not in bad]
             self._known.clear()
             self._threads.add(threads)
