@@ -904,6 +904,7 @@ def test_drafters_describes_one() -> None:
     shown = call("drafters", "draft_model").stdout
     assert "Literal['auto', 'standard'" in shown
     assert "that token stays in the draft." in shown
+    assert "\nsummary " not in shown, "only options are described"
     assert all(f"\n{name} " in call("drafters", "eagle3").stdout for name in ("nodes", "sample"))
 
 

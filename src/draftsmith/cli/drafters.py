@@ -80,12 +80,13 @@ def _describe(name: str) -> None:
             shown = re.sub(r"\b[a-z_]+(\.[a-z_]+)*\.", "", shown)
             table.add_row(option.name, _default(option) or "(required)", shown)
         console.print(table)
-        words = {
-            one.arg_name: one.description
+        about = {
+            one.arg_name: " ".join((one.description or "").split())
             for base in reversed(cls.__mro__[:-1])
             for one in parse_from_object(base).params
+            if any(one.arg_name == option.name for option in fields(cls))
         }
-        if about := {name: " ".join(text.split()) for name, text in words.items() if text}:
+        if about:
             console.print("", facts_table(about), sep="\n")
         # Drafters in a drafter need no name of an option.
         example = "copyspec+auto" if name == "cascade" else f'"{name}({_defaults(cls, 2)})"'
