@@ -297,11 +297,11 @@ def test_the_order_of_roles_is_one_that_the_template_accepts(
 ) -> None:
     """Codex sends two system messages, and Claude Code sends some between others."""
     roles = ["developer", "developer", "user", "developer", "assistant", "developer"]
-    told = [{"role": r, "content": text} for r, text in zip(roles, "abcdef", strict=True)]
-    turns = [one | {"role": one["role"].replace("developer", "system")} for one in told]
+    items = [{"role": r, "content": text} for r, text in zip(roles, "abcdef", strict=True)]
+    turns = [one | {"role": one["role"].replace("developer", "system")} for one in items]
     with templated(template) as client:
         turned = {"max_tokens": 1, "system": "a", "messages": turns[1:]}
-        for path, body in (MESSAGES, turned), (RESPONSES, {"input": told, "max_output_tokens": 1}):
+        for path, body in (MESSAGES, turned), (RESPONSES, {"input": items, "max_output_tokens": 1}):
             response = client.post(path, json=body)
             assert response.status_code == 200
             assert warned in response.headers.get("Warning", "")

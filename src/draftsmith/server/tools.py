@@ -101,10 +101,11 @@ def with_calls(
             made = [*map(form, before), _in_form(last, last["content"], as_text)]
             if "length != 9" in written:
                 made = [*map(_with_short_ids, made)]
-            objects = made if as_text else [*map(_with_objects, made)]
-            made = made if objects == made or sample(tokenizer, made, template) else objects
-            merged = [*map(_with_one_text, made)]
-            return made if merged == made or sample(tokenizer, made, template) else merged
+            for change in (_with_one_text,) if as_text else (_with_objects, _with_one_text):
+                changed = [*map(change, made)]
+                if changed != made and not sample(tokenizer, made, template):
+                    made = changed
+            return made
         refused &= not text
     if refused and "tool_calls" in written:  # it may take the messages at hand
         return [*messages]

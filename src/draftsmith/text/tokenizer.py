@@ -271,7 +271,8 @@ def sample(tokenizer: Any, messages: abc.Sequence[Message], template: Mapping[st
 def _left_open(tokenizer: Any, messages: abc.Sequence[Message], template: Mapping[str, Any]) -> str:
     """Return a rendered chat up to the end of its last message's text.
 
-    Templates trim texts, so a placeholder is rendered and replaced by the text.
+    Templates trim texts, and look for thoughts in them. So a placeholder is rendered after the
+    text, or, if the template then shows another text, instead of it.
     """
     *before, last = messages
     if not isinstance(last["content"], str):
@@ -279,7 +280,7 @@ def _left_open(tokenizer: Any, messages: abc.Sequence[Message], template: Mappin
     word, all_texts = "CONTINUED", repr(messages)
     while word in all_texts:
         word += "D"
-    said = last["content"]  # the template may look for thoughts in it
+    said = last["content"]
     text = _rendered(tokenizer, [*before, {**last, "content": said + word}], template, False)
     if (whole := text.rpartition(word)[0]).endswith(said):
         return whole

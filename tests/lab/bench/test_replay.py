@@ -274,7 +274,7 @@ def test_workers_end_with_the_process_that_started_them() -> None:
 
 
 def _is_zombie(process: int) -> bool:
-    """Whether it has ended, and nobody asked how."""
+    """Whether it has ended, and its parent did not wait for it."""
     status = Path(f"/proc/{process}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z"
 
