@@ -12,6 +12,7 @@ from transformers import AddedToken
 
 import tiny
 from draftsmith import Engine, Grammar
+from draftsmith.core.sampling import only
 from draftsmith.errors import OptionError
 from draftsmith.model.load import load
 from draftsmith.text.thoughts import Thoughts
@@ -145,6 +146,30 @@ def test_channels_are_thoughts_until_the_last_one() -> None:
     thought, end, said = text.partition("<|end|><|start|>assistant<|channel|>final<|message|>")
     assert end, thought
     assert json.loads(said)
+
+
+@pytest.mark.parametrize("template", [HARMONY, "{# <|channel>thought #}"])
+def test_a_chat_keeps_no_thoughts_between_special_tokens(template: str) -> None:
+    tokenizer = copy.deepcopy(engine().model.tokenizer)
+    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in ("<|channel>", "<channel|>")])
+    tokenizer.chat_template = template + tiny.TEMPLATE
+    model = copy.deepcopy(engine().model.model)
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    made = Engine(load(model, tokenizer), drafter="none")
+    found = Thoughts.of(tokenizer)
+    assert found is not None
+    for begin in (f"the lazy dog{found.end}", ""):
+        script = tokenizer.encode(f"{begin}hello world", add_special_tokens=False)
+        starts = list[int]()
+
+        def forced(ids: Any, scores: Any, script: Any = script, starts: Any = starts) -> Any:
+            starts.append(ids.shape[1])
+            return only(scores, script[ids.shape[1] - starts[0]])
+
+        chat = made.chat(max_new_tokens=len(script))
+        result = chat.send("hello", processors=[forced])
+        assert [*result.tokens] == script
+        assert chat.messages[-1]["content"] == "hello world"
 
 
 def test_options_that_cannot_be_are_refused() -> None:

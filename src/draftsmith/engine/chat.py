@@ -20,6 +20,8 @@ from draftsmith.engine.result import GenerationResult
 from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import OptionError
 from draftsmith.model.loaded import last_part
+from draftsmith.text.thoughts import Thoughts
+from draftsmith.text.tokenizer import StreamDecoder, decode
 
 REMEMBERED = 16_000_000
 """Bytes for a conversation's earlier answers, if the engine stores none."""
@@ -149,4 +151,20 @@ class Chat:
             self._resources.turns.between(last.close_drafter)
         sequence.sampler = TorchSampler()  # the old one may hold the noise of further draws
         if sequence.generated or (sequence.error is None and not interrupted):
-            self.messages = [*history, {"role": "assistant", "content": sequence.result().text}]
+            self.messages = [*history, {"role": "assistant", "content": self._said(sequence)}]
+
+    def _said(self, sequence: TextSequence) -> str:
+        """Return the text of an answer without thoughts that its chat template could not remove.
+
+        Templates remove them by their tags, which the text lacks if they are special tokens.
+        """
+        text, tokenizer = sequence.result().text, self._resources.model.tokenizer
+        thoughts, answer = Thoughts.of(tokenizer), sequence.ids[sequence.prompt_length :]
+        if thoughts is None or thoughts.end in text:
+            return text
+        decoder, written = StreamDecoder(tokenizer, special=True), ""
+        for count, token in enumerate(answer, 1):
+            written += decoder.push(token)
+            if thoughts.end in written:
+                return text.removeprefix(decode(tokenizer, answer[:count]))
+        return text
