@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from torch import Tensor
 
 import tiny
+from draftsmith.engine import resources
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.model.load import load
@@ -224,12 +226,69 @@ def test_streams_that_are_collected_amid_a_pass_free_their_rows(engine: Engine) 
     assert len(memory.store._rows) == len(engine.resources.prefixes)
 
 
-def test_who_waits_for_what_its_own_stream_holds_is_told() -> None:
+FORKED = """
+import os, sys, threading
+sys.path.insert(0, {tests!r})
+import tiny
+from draftsmith import Engine
+from draftsmith.errors import OptionError
+
+engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
+begun, over = threading.Event(), threading.Event()
+
+def waits(ids, scores):
+    begun.set()
+    over.wait()
+    return scores
+
+call = lambda: engine.generate([5, 6, 7], processors=[waits], max_new_tokens=2)
+thread = threading.Thread(target=call)
+thread.start()
+begun.wait()
+child = os.fork()
+if not child:
+    try:
+        engine.generate([5, 6, 7], max_new_tokens=2)
+    except OptionError as error:
+        os._exit(7 if "when it forked" in str(error) else 8)
+    os._exit(9)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+over.set()
+thread.join()
+"""
+
+
+def test_a_process_that_is_forked_during_a_pass_does_not_wait_for_its_end() -> None:
+    script = FORKED.format(tests=str(Path(__file__).parent))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.strip() == "7", done.stderr
+
+
+def short_of_memory() -> Engine:
+    """An engine with memory for one answer of 40 tokens."""
     loaded = load(tiny.model(), tiny.tokenizer())
     with pytest.raises(OptionError, match="needs") as refused:
         Engine(loaded, memory=1000, prefixes=0).generate([5, 6, 7, 8], max_new_tokens=40)
     need = int(re.findall(r"[\d,]{5,}", str(refused.value))[0].replace(",", ""))
-    engine = Engine(loaded, memory=int(1.2 * need), prefixes=0)
+    return Engine(loaded, memory=int(1.2 * need), prefixes=0)
+
+
+def test_streams_read_by_a_pool_are_not_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that waits for memory may be the one that ran the stream's last pass."""
+    monkeypatch.setattr(resources, "_PAUSE", 3600.0)
+    engine = short_of_memory()
+    stream = engine.stream([5, 6, 7, 8], max_new_tokens=40)
+    with ThreadPoolExecutor(1) as reads, ThreadPoolExecutor(1) as waits:
+        waits.submit(next, stream).result()
+        waiting = waits.submit(engine.generate, [5, 6, 7, 8], max_new_tokens=40)
+        reads.submit(list, stream).result()
+        assert waiting.result().tokens == stream.result.tokens
+
+
+def test_who_waits_for_what_its_own_stream_holds_is_told() -> None:
+    engine = short_of_memory()
     stream = engine.stream([5, 6, 7, 8], max_new_tokens=40)
     next(stream)
     handle = engine.submit([5, 6, 7, 8], max_new_tokens=40)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from time import perf_counter
 
 from draftsmith.engine.resources import Resources
 from draftsmith.engine.result import GenerationResult
@@ -77,6 +78,8 @@ class Call(AbstractContextManager["Call"]):
             sequence.thread = threading.current_thread()
         for sequence in self._scheduler.step():
             sequence.book()
+        for sequence in self.sequences:
+            sequence.stepped_at = perf_counter()
         return self._scheduler.unfinished
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
-from time import sleep
+from time import perf_counter, sleep
 
 from draftsmith.core.cost import CostCurve
 from draftsmith.engine.memory import need
@@ -24,6 +24,8 @@ _POLL = 1e-4
 _POLLS = 100
 """Number of checks before a thread continues: an interrupt may have left the entry of a thread that
 no longer exists."""
+_PAUSE = 1.0
+"""Seconds without a pass after which a stream counts as paused."""
 
 
 class Turns:
@@ -190,9 +192,12 @@ class Resources:
 
     def check_waiting(self) -> None:
         """Raise OptionError if no other thread runs passes for sequences that hold the memory."""
-        threads = {sequence.thread for sequence in list(self.admitted)}
+        holding, now = list(self.admitted), perf_counter()
+        threads = {sequence.thread for sequence in holding}
         alive = {thread for thread in threads if thread is not None and thread.is_alive()}
-        if threads and not alive - {threading.current_thread()}:
+        # The threads of a pool take turns in reading a stream.
+        read = any(now - sequence.stepped_at < _PAUSE for sequence in holding)
+        if threads and not read and not alive - {threading.current_thread()}:
             raise OptionError(
                 f"paused streams hold all the memory (memory={self.memory:,}); close one, read it "
                 "to its end, or raise memory"

@@ -7,6 +7,7 @@ from collections import abc, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter
 from typing import Any
 
@@ -106,6 +107,8 @@ class TextSequence(Sequence):
         """Time at which its row was opened."""
         self.thread: threading.Thread | None = None
         """Thread that last ran a pass for it."""
+        self.stepped_at = -inf
+        """Time at which its call last ended a pass."""
 
     def book(self) -> None:
         """Create pieces for the tokens since the last call."""
