@@ -132,6 +132,16 @@ def test_s5_many_prompts_are_returned_each_with_its_own(client: TestClient) -> N
         assert choice["text"].startswith(prompt)
 
 
+def test_a_prompt_that_fills_the_context_is_scored(client: TestClient) -> None:
+    ids = [*range(5, 105)] * 99
+    ids = ids[: loaded().context_length]
+    (choice,) = ask(client, prompt=ids, **HARNESS)
+    check(loaded().model, ids, choice["logprobs"], 1)
+    body = {"prompt": ids, "max_tokens": 1}
+    assert client.post(TEXT, json=body).status_code == 400
+    assert client.post(TEXT, json={"prompt": [*ids, 5]} | HARNESS).status_code == 400
+
+
 def test_s5_end_tokens_within_a_prompt_and_options_change_nothing(client: TestClient) -> None:
     ids = [1, 5, 2, 9, 2, 2, 0, 40]
     more = {"stop": ["a"], "presence_penalty": 1.0, "logit_bias": {"7": 9}, "temperature": 2,

@@ -144,7 +144,8 @@ class Request:
 
     def encode(self, prompt: Any) -> list[int]:
         """Return the ids of a prompt that fits the model; raise PromptError for other prompts."""
-        return encode(self.drafting.model, prompt, self.template)
+        answered = self.sampling.max_new_tokens > 0
+        return encode(self.drafting.model, prompt, self.template, answered)
 
     def sequences(
         self, prompts: abc.Sequence[Any], n: int = 1, *, streaming: bool = False
@@ -249,8 +250,16 @@ class Request:
         return ThinkingState(self.thoughts, model.tokenizer, ids, known)
 
 
-def encode(model: LoadedModel, prompt: Any, template: Mapping[str, Any] | None = None) -> list[int]:
-    """Return the ids of a prompt that fits the model; raise PromptError for other prompts."""
+def encode(
+    model: LoadedModel,
+    prompt: Any,
+    template: Mapping[str, Any] | None = None,
+    answered: bool = True,
+) -> list[int]:
+    """Return the ids of a prompt that fits the model; raise PromptError for other prompts.
+
+    `answered`: whether the context must have room for a token of the answer.
+    """
     ids = text.encode_prompt(model.tokenizer, prompt, template or {})
     size = model.vocab_size  # read once: the property takes longer than comparing an id
     wrong = next((i for i in ids if not 0 <= i < size), None)
@@ -258,7 +267,7 @@ def encode(model: LoadedModel, prompt: Any, template: Mapping[str, Any] | None =
         raise PromptError(f"token ids of this model are from 0 to {size - 1}, got {wrong}")
     if not ids:
         raise PromptError("the prompt is empty: it has no tokens")
-    if model.context_length is not None and len(ids) >= model.context_length:
+    if model.context_length is not None and len(ids) + answered > model.context_length:
         raise PromptError(
             f"the prompt has {len(ids)} tokens, but this model's context is "
             f"{model.context_length} tokens including the answer; shorten the prompt"

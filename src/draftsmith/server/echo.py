@@ -55,7 +55,7 @@ def echo_of(
     `top`: number of alternatives for each token; None: no log-probabilities. The first token has
     none. The sequence is None if there is nothing to compute. Raises PromptError.
     """
-    ids, tokenizer = engine.prepare({}).encode(prompt), engine.model.tokenizer
+    ids, tokenizer = engine.prepare({"max_new_tokens": 0}).encode(prompt), engine.model.tokenizer
     # A prompt that is a text comes back with the special tokens that it names.
     named = isinstance(prompt, str)
     added = named and _added(tokenizer, prompt, ids)
