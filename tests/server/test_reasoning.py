@@ -141,8 +141,9 @@ def test_a_format_and_a_forced_call_come_after_limited_thoughts(ask: Ask, templa
         assert message["reasoning_content"]
 
 
-def test_effort_reaches_templates_that_know_it(ask: Ask) -> None:
-    template = TAGGED + "{% if enable_thinking is false %}none{% endif %}"
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
+def test_effort_reaches_templates_that_know_it(ask: Ask, name: str) -> None:
+    template = TAGGED + f"{{% if {name} is false %}}none{{% endif %}}"
     efforts: list[Any] = [{}, {"reasoning_effort": "low"}, {"reasoning_effort": "none"}]
     asked = [ask(CHAT, template, "x", messages=[USER], **more) for more in efforts]
     usage = [response.json()["usage"]["prompt_tokens"] for response in asked]

@@ -190,8 +190,10 @@ def variables(body: ChatRequest, tokenizer: Any, ignored: Ignored) -> dict[str, 
             given["reasoning_effort"] = effort
         else:
             ignored.add(f"reasoning_effort={effort!r:.50} was ignored: the template refuses it")
-    if effort is not None and "enable_thinking" in known:
-        given.setdefault("enable_thinking", effort != "none")
+    if effort is not None:
+        for name in ("enable_thinking", "thinking"):
+            if name in known:
+                given.setdefault(name, effort != "none")
     return given
 
 

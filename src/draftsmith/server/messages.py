@@ -99,7 +99,7 @@ def _thinking(thinking: Thinking | None, tokenizer: Any, ignored: Ignored) -> di
     if thinking.type == "disabled":
         return {"reasoning_effort": "none"}
     if thinking.type == "enabled":
-        asked["chat_template_kwargs"] = {"enable_thinking": True}
+        asked["chat_template_kwargs"] = {"enable_thinking": True, "thinking": True}
     if thinking.budget_tokens is not None:
         asked["thinking_token_budget"] = thinking.budget_tokens
     if asked and Thoughts.of(tokenizer) is None:
