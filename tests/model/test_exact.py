@@ -278,6 +278,19 @@ def differing(engine: Engine, texts: list[Any], length: int, **sampling: Any) ->
     return wrong, accepted
 
 
+def test_another_default_dtype_changes_nothing() -> None:
+    text, options, built = prompts(4)[3], {"max_new_tokens": 16}, model("llama")
+    expected = Engine(built, exact=True, drafter="none").generate(text, **options)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = Engine(built, exact=True).generate(text, **options)
+    finally:
+        torch.set_default_dtype(before)
+    assert found.exact
+    assert found.tokens == expected.tokens
+
+
 @pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_answers_in_half_precision_are_plain_ones(name: str) -> None:
     ours = engine(name)
