@@ -805,7 +805,9 @@ def test_first_hour_7_every_command_computes_in_one_dtype_on_the_same_threads(
     copy.deepcopy(tiny.model()).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     tiny.tokenizer().save_pretrained(tmp_path / "model")
     (tmp_path / "prompts").write_text('{"prompt": "hello world"}\n')
-    monkeypatch.setattr(dtype_rule, "computes_in", lambda dtype: native or dtype == torch.float32)
+    monkeypatch.setattr(
+        dtype_rule, "computes_in", lambda dtype, _: native or dtype == torch.float32
+    )
 
     def asked(api: Any) -> Any:
         """A server whose one answer is made in its own way: in another thread."""

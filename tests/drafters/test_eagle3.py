@@ -229,7 +229,7 @@ def test_a_half_precision_head_beside_a_float32_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: torch.dtype, native: bool
 ) -> None:
     """It computes in its own dtype if the processor does; answers are the target's in any case."""
-    monkeypatch.setattr("draftsmith.model.dtype.computes_in", lambda _: native)
+    monkeypatch.setattr("draftsmith.model.dtype.computes_in", lambda *_: native)
     model = build("llama", num_hidden_layers=5, hidden_size=32)
     tensors = random_head(32, VOCAB, 40, norm_output=True)
     del tensors["embed_tokens.weight"]
@@ -291,7 +291,8 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save(tensors, folder / "pytorch_model.bin")
     refuse(str(folder), model, "pytorch_model.bin only, a pickle.*draftsmith train unpickle")
-    saved = load_file(unpickle(folder))
+    saved = load_file(new := unpickle(folder))
+    assert new.stat().st_mode == (folder / "pytorch_model.bin").stat().st_mode
     assert all(torch.equal(saved[name], tensors[name]) for name in tensors)
     torch.save({"head": Path("x")}, folder / "model.bin")
     for made in ("model.safetensors", "pytorch_model.bin"):

@@ -27,7 +27,7 @@ def saved(folder: Path, dtype: torch.dtype) -> Path:
 def computes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the processor has arithmetic of the half precisions."""
     monkeypatch.setattr(
-        dtypes, "computes_in", lambda dtype: dtype == torch.float32 or request.param
+        dtypes, "computes_in", lambda dtype, _: dtype == torch.float32 or request.param
     )
     return bool(request.param)
 
@@ -57,7 +57,7 @@ def test_a_model_gets_the_checkpoints_dtype_if_the_processor_computes_in_it(
 def test_weights_that_would_not_fit_in_float32_keep_their_dtype(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dtypes, "computes_in", lambda _: False)
+    monkeypatch.setattr(dtypes, "computes_in", lambda *_: False)
     monkeypatch.setattr(dtypes, "free_bytes", lambda _: 1000)
     loaded = load(saved(tmp_path, torch.bfloat16))
     assert (loaded.dtype, loaded.widened) == (torch.bfloat16, None)

@@ -18,9 +18,9 @@ _ARITHMETIC = {
 """Half precision → PyTorch's query of oneDNN, which computes matrix products on a CPU."""
 
 
-def computes_in(dtype: torch.dtype) -> bool:
-    """Return whether this CPU has arithmetic of a dtype."""
-    if dtype not in _ARITHMETIC:
+def computes_in(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether a device has arithmetic of a dtype; all but the CPU are assumed to."""
+    if device.type != "cpu" or dtype not in _ARITHMETIC:
         return True
     # Some builds of torch have no oneDNN.
     ask = getattr(torch.ops.mkldnn, _ARITHMETIC[dtype], None)
@@ -34,8 +34,8 @@ def widen(model: Any) -> torch.dtype | None:
     includes the case that float32 would take more than half of the free memory.
     """
     had: torch.dtype = model.dtype
-    elsewhere = any(parameter.device.type != "cpu" for parameter in model.parameters())
-    if elsewhere or getattr(model, "is_quantized", False) or computes_in(had):
+    devices = {parameter.device for parameter in model.parameters()}
+    if getattr(model, "is_quantized", False) or any(computes_in(had, one) for one in devices):
         return None
     more = 2 * sum(parameter.numel() for parameter in model.parameters())
     free = free_bytes(torch.device("cpu"))
@@ -52,4 +52,4 @@ def dtype_beside(target: torch.dtype, own: torch.dtype, device: torch.device) ->
     is then half as large, and only drafts depend on its rounding.
     """
     half = own in _ARITHMETIC and target == torch.float32
-    return own if half and (device.type != "cpu" or computes_in(own)) else target
+    return own if half and computes_in(own, device) else target

@@ -80,6 +80,8 @@ def test_a_training_that_was_killed_ends_like_an_unbroken_one(
         train(model, RECIPE, texts, tmp_path / "broken", save_every=2, follow=dying)
     with pytest.raises(OptionError, match="another training"):
         train(model, replace(RECIPE, seed=1), texts, tmp_path / "broken")
+    half = tmp_path / "broken" / "training" / "step-000003"  # of a killed process
+    half.mkdir()
     seen: list[int] = []
     train(model, RECIPE, texts, tmp_path / "broken", 2, follow=lambda row: seen.append(row.step))
     assert seen == [3, 4]
@@ -87,7 +89,10 @@ def test_a_training_that_was_killed_ends_like_an_unbroken_one(
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert len((tmp_path / "broken" / "training" / "log.csv").read_text().splitlines()) == 5
+    assert not half.exists()
     assert whole.tokens == 4 * 2 * 16
+    modes = {path.stat().st_mode for path in whole.folder.iterdir() if path.is_file()}
+    assert len(modes) == 1
     with pytest.raises(OptionError, match="already holds a model"):
         train(model, RECIPE, texts, tmp_path / "whole")
 

@@ -34,6 +34,7 @@ from draftsmith.lab.train.curves import StepLosses
 from draftsmith.lab.train.recipe import Options, Recipe, Texts
 from draftsmith.lab.train.run import Run
 from draftsmith.lab.train.sdsat import train
+from draftsmith.lab.train.trainable import open_trainable
 from draftsmith.model.adaptive import AdaptiveTokens
 
 RECIPE = Recipe(
@@ -251,6 +252,34 @@ def test_tied_embeddings_stay_tied(tied: Path, texts: Texts, tmp_path: Path, lor
 
 
 @pytest.mark.slow
+def test_a_dtype_that_the_configuration_leaves_out_is_kept(tied: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tied, tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text())
+    assert (config.pop("dtype", None) or config.pop("torch_dtype")) == "bfloat16"
+    (copy / "config.json").write_text(json.dumps(config))
+    found = open_trainable(str(copy), 1)
+    assert (found.dtype, found.model.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_half_precision_is_computed_where_the_processor_does(
+    model: Path, texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    monkeypatch.setattr("draftsmith.lab.train.sdsat.computes_in", lambda *_: native)
+    seen = set[torch.dtype]()
+    forward = LlamaForCausalLM.forward
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        seen.add(output.logits.dtype)
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", watched)
+    recipe = replace(RECIPE, steps=1, bfloat16=True)
+    train(str(model), recipe, texts, tmp_path / "out", OPTIONS)
+    assert seen == {torch.bfloat16 if native else torch.float32}
+
+
 def test_plain_fine_tuning_teaches_no_tokens(model: Path, texts: Texts, tmp_path: Path) -> None:
     recipe = replace(RECIPE, objective="plain", steps=2)
     trained = train(str(model), recipe, texts, tmp_path / "out", OPTIONS)
@@ -365,6 +394,8 @@ def test_checkpoints_that_are_not_gone_on_from(
     more = Texts(paths=[*texts.paths, *texts.held_out])
     with pytest.raises(OptionError, match=r"another training .*text"):
         train(str(model), RECIPE, more, out, OPTIONS)
+    with pytest.raises(OptionError, match=r"another training \(held-out text"):
+        train(str(model), RECIPE, Texts(paths=texts.paths), out, OPTIONS)
     assert snapshot(out) == there
     os.truncate(out / "training" / "step-000004" / "state.safetensors", 1000)
     with pytest.raises(LoadError, match="step-000004 cannot be read"):

@@ -218,6 +218,7 @@ def train(
     about = {
         "model": fingerprint(loaded),
         "texts": zlib.crc32(text.tobytes()),
+        "held-out text": zlib.crc32(held_out.tobytes()),
         "tokens": zlib.crc32(lessons.ids.cpu().numpy().tobytes()),
         "blocks": list(lessons.layers),
     }

@@ -99,7 +99,9 @@ class Recipe:
         0, "Rank of LoRA on all linear layers, merged at the end; 0 trains all weights.", least=0
     )
     bfloat16: Annotated[bool, Parameter(negative="--float32")] = setting(
-        True, "Compute passes in bfloat16 where that is safe; weights stay in float32."
+        True,
+        "Compute passes in bfloat16 where that is safe and the processor has its arithmetic; "
+        "weights stay in float32.",
     )
     seed: int = setting(0, "Seed of the order of the texts, and of the windows.", least=0)
 

@@ -112,6 +112,10 @@ class Run:
             text = json.dumps({"recipe": asdict(recipe), "about": dict(about)}, indent=1)
             write_text(path, text + "\n")
 
+    def _started(self) -> list[Path]:
+        """Checkpoints, also those of which a killed process wrote a part."""
+        return [*self.training.glob("step-*")]
+
     def _checkpoints(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
         return sorted(path.parent for path in self.training.glob(f"step-*/{_STATE}"))
@@ -124,7 +128,7 @@ class Run:
         for name, weight in weights.items():
             for slot in _SLOTS:
                 state[f"{slot}/{name}"] = adamw.state[weight][slot]
-        older = self._checkpoints()
+        older = self._started()
         folder = self.training / f"step-{step:06d}"
         with kept_whole(folder, folder):
             folder.mkdir(exist_ok=True)
@@ -174,6 +178,9 @@ class Run:
                 shutil.rmtree(fresh)
             fresh.mkdir()
             save(fresh)
+            mode = (fresh / "config.json").stat().st_mode  # mode of the user's new files
+            for path in filter(Path.is_file, fresh.iterdir()):
+                path.chmod(mode)  # safetensors makes weights readable for their owner only
             write_text(self.training / _MEASURED, json.dumps(measured, indent=1) + "\n")
             # config.json indicates a finished model, so it comes last.
             for path in sorted(fresh.iterdir(), key=lambda path: path.name == "config.json"):
@@ -182,7 +189,7 @@ class Run:
                 os.replace(path, self.folder / path.name)
             sync_folder(self.folder)
         fresh.rmdir()
-        for checkpoint in self._checkpoints():
+        for checkpoint in self._started():
             shutil.rmtree(checkpoint)
 
 

@@ -36,6 +36,7 @@ from draftsmith.lab.train.texts import held_out_stream, sequences
 from draftsmith.lab.train.texts import stream as stream_of
 from draftsmith.lab.train.trainable import Trainable, open_trainable
 from draftsmith.model.adaptive import AdaptiveTokens
+from draftsmith.model.dtype import computes_in
 from draftsmith.text.tokenizer import opening
 
 _MEASURED = 256
@@ -105,6 +106,7 @@ def train(
         "weights": fingerprint(trainable.loaded),
         "tokens": list(trainable.tokens),
         "text": f"{len(stream)} tokens ({zlib.crc32(stream.tobytes()):08x})",
+        "held-out text": zlib.crc32(held_out.tobytes()),
     }
     with run.alone() if accelerator.is_main_process else nullcontext():
         with accelerator.main_process_first():
@@ -246,7 +248,8 @@ class Trainer:
     def _logits(self, ids: Tensor) -> Tensor:
         """(R, T, V) logits of ids (R, T)."""
         device = self.accelerator.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.recipe.bfloat16):
+        half = self.recipe.bfloat16 and computes_in(torch.bfloat16, device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
             logits: Tensor = self.model(input_ids=ids.to(device), use_cache=False).logits
         return logits
 

@@ -56,9 +56,6 @@ class Trainable:
         model.save_pretrained(folder)
         self.loaded.tokenizer.save_pretrained(folder)  # type: ignore[union-attr]
         _name_as_before(folder, self.loaded.name)
-        mode = (folder / "config.json").stat().st_mode  # mode of the user's new files
-        for path in filter(Path.is_file, folder.iterdir()):
-            path.chmod(mode)  # safetensors makes weights readable for their owner only
 
 
 def _name_as_before(folder: Path, source: str) -> None:
@@ -105,7 +102,7 @@ def open_trainable(
         )
     config = read_config(source, {})
     _check_not_quantized(config, source)
-    dtype = getattr(config, "dtype", None) or torch.float32
+    dtype = getattr(config, "dtype", None) or read_model(source, {}, "auto").dtype
     model = read_model(source, {}, "float32")
     _check_can_be_saved(model, source)
     tokenizer = read_tokenizer(source, {})

@@ -35,4 +35,5 @@ def unpickle(folder: Path) -> Path:
         raise LoadError(f"{path} holds more than tensors by name")
     with kept_whole(new, advice="give the same command again"):
         save_file({name: tensor.clone().contiguous() for name, tensor in found.items()}, new)
+        new.chmod(path.stat().st_mode)  # safetensors makes it readable for its owner only
     return new
