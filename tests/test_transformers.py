@@ -917,12 +917,23 @@ def test_what_is_exchanged_later_is_measured(how: str, llama: Any) -> None:
         assert (handle.stats is None) == (how != "everywhere")
 
 
-def test_angles_that_change_within_an_answer() -> None:
-    """longrope in a class that keeps the keys of the prompt, which have the other angles."""
+@pytest.mark.parametrize("prepares", [False, True])
+def test_angles_that_change_within_an_answer(prepares: bool) -> None:
+    """longrope in a class that keeps the keys of the prompt, which have the other angles.
+
+    Also if it prepares its inputs itself, as Phi-4's multimodal one does.
+    """
     factors = {"short_factor": [1.0] * 8, "long_factor": [2.0 + n for n in range(8)]}
     rope = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32}
     settings = {"max_position_embeddings": 128, "rope_scaling": rope | factors}
     model = peaked(architectures.build("llama", **settings))
+    if prepares:
+
+        class Own(type(model)):  # type: ignore[misc]
+            def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
+                return super().prepare_inputs_for_generation(*args, **kwargs)
+
+        model.__class__ = Own
     for length, new, same_way in ((26, 20, False), (20, 6, True), (40, 20, True)):
         ids = torch.tensor([architectures.prompt(length)])
         expected = model.generate(ids, max_new_tokens=new, do_sample=False)

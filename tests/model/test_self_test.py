@@ -14,7 +14,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import (
+    CONFIG_MAPPING,
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModelForCausalLM,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import (
     and_masks,
@@ -25,7 +30,7 @@ from transformers.masking_utils import (
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaForCausalLM
 
 import draftsmith
-from architectures import ALL, RECURRENT, TREES, build, prompt
+from architectures import ALL, RECURRENT, TREES, VOCAB, build, prompt
 from draftsmith import builtin
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import UnsupportedError
@@ -472,3 +477,20 @@ def test_a_class_that_is_not_of_transformers_is_searched_in_few_passes(name: str
     assert found.searched == "Own is not a class of transformers"
     assert f"The whole model was searched, which takes longer: {found.searched}." in found.explain()
     assert best(found) == (name == "llama")
+
+
+def test_keys_that_are_values_have_a_small_copy() -> None:
+    """Layers of Gemma 4 have numbers of heads of their own then."""
+    if "gemma4_text" not in CONFIG_MAPPING:
+        pytest.skip("this transformers has no Gemma 4")
+    config = CONFIG_MAPPING["gemma4_text"](
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_attention_heads=4,
+        num_key_value_heads=2, num_global_key_value_heads=1, attention_k_eq_v=True, head_dim=16,
+        global_head_dim=32, num_hidden_layers=12, layer_types=(["sliding_attention"] * 5 +
+        ["full_attention"]) * 2, sliding_window=20, num_kv_shared_layers=0,
+        hidden_size_per_layer_input=0, vocab_size_per_layer_input=VOCAB, pad_token_id=0,
+        max_position_embeddings=512, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    found = load(AutoModelForCausalLM.from_config(config).eval()).capabilities
+    assert found.packed
+    assert not found.searched

@@ -81,25 +81,30 @@ def test_layer_types_of_configs() -> None:
     assert layer_windows(unknown) == FULL
 
 
-def test_windows_of_another_kind_are_not_drafted_for() -> None:
-    """Unlimited-OCR's concern the answer only, which the texts of the self-test do not have."""
-    model = build("llama")
-    model.config.layer_types = ["reference_sliding_attention"] * model.config.num_hidden_layers
+@pytest.mark.parametrize(("setting", "kind"), [
+    ({"layer_types": ["reference_sliding_attention"] * 2}, "reference_sliding_attention"),
+    ({"keep_window_size": 2048}, "dynamic_mask"),
+])  # fmt: skip
+def test_windows_of_another_kind_are_not_drafted_for(setting: dict[str, Any], kind: str) -> None:
+    """Unlimited-OCR's and Doge's are not seen in the texts of the self-test."""
+    model = build("llama", num_hidden_layers=2)
+    vars(model.config).update(setting)
     found = load(model).capabilities
     assert found.shape == "plain"
-    assert "'reference_sliding_attention'" in found.reasons[0]
+    assert f"{kind!r}" in found.reasons[0]
 
 
 @pytest.mark.parametrize("name", ["mistral", "phi3", "starcoder2"])
 def test_a_switch_that_the_class_does_not_read(name: str) -> None:
-    """The window holds nevertheless, and the self-test must notice it."""
+    """The window holds nevertheless, also without a small copy that would show it."""
     model = build(name, sliding_window=24, use_sliding_window=False)
     for drafter in ("none", "copyspec(gamma=1)"):
         engine = Engine(model, drafter=drafter, budget=4)
         answer = engine.generate(prompt(60), max_new_tokens=12).tokens
         expected = model.generate(torch.tensor([prompt(60)]), max_new_tokens=12, do_sample=False)
         assert answer == expected[0, 60:].tolist()
-    assert load(model).capabilities.cache == "own"
+    assert load(model).capabilities.cache == "packed"
+    assert windows_by_layer(model.config) == (24,)
 
 
 def test_layers_that_share_keys_get_all_positions_of_a_long_prompt() -> None:

@@ -21,6 +21,7 @@ from transformers.generation import GenerationMode
 from transformers.generation.utils import is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from draftsmith.core.draft import Draft
+from draftsmith.model.forward import unwrapped
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.reference import distance
 from draftsmith.model.rope import rope_boundary
@@ -118,10 +119,10 @@ def of_angles(loaded: LoadedModel, length: int | None, longest: int | None) -> s
         return None
     if length is None:
         return "the longest row of a batch determines the rotary angles of all rows"
-    # Phi-3 computes the text again at the boundary, as we do. Other classes keep their keys.
-    prepare = type(loaded.model).prepare_inputs_for_generation
-    kept = prepare is GenerationMixin.prepare_inputs_for_generation and not boundary.grows
-    if kept and length <= boundary.position:
+    # These compute the text again at the boundary, as we do. Other classes keep their keys.
+    prepare = type(unwrapped(loaded.model)).prepare_inputs_for_generation
+    again = prepare.__module__.endswith((".modeling_phi3", ".modeling_phimoe"))
+    if not (again or boundary.grows) and length <= boundary.position:
         return (
             "its rotary angles change within the answer, and generate keeps keys with the old ones"
         )
@@ -134,6 +135,8 @@ def of_passes(loaded: LoadedModel, generate: Any, *, padded: bool) -> str | None
     Positions of some decoders count the padding, soft prompts come before the ids, and remote code
     may prepare inputs in its own way. Costs a few short passes.
     """
+    if padded and getattr(loaded.config, "log_scaling_n_floor", None) is not None:
+        return "it scales queries by their place in the padded row (log_scaling_n_floor)"
     try:
         error = _difference(loaded, generate, _PADS if padded else 0)
     # Models are third-party code. What they raise is the reason.

@@ -133,7 +133,7 @@ def _narrow(config: Any) -> None:
                 if old := _number(config, other):
                     setattr(config, other, old * fewer // heads)
         setattr(config, name, fewer)
-        if hasattr(config, "num_key_value_heads"):
+        if _number(config, "num_key_value_heads"):
             config.num_key_value_heads = few
     for other, value in list(vars(config).items()):
         if "intermediate_size" in other and value:
