@@ -33,6 +33,18 @@ def dynamic() -> Any:
     return build("llama", max_position_embeddings=BOUNDARY, rope_scaling=scaling)
 
 
+def test_yarn_extends_the_context() -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+    scaling["original_max_position_embeddings"] = BOUNDARY
+    model = build("qwen3", max_position_embeddings=BOUNDARY, rope_scaling=scaling)
+    engine, ids = Engine(load(model)), prompt(BOUNDARY + 8)
+    result = engine.generate(ids, max_new_tokens=200)
+    assert len(result.tokens) == 4 * BOUNDARY - len(ids)
+    options = {"max_new_tokens": 200, "do_sample": False, "pad_token_id": 0}
+    plain = model.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist()
+    assert result.tokens == plain[: len(result.tokens)]
+
+
 def test_longrope_drafts_stop_at_the_boundary_and_the_root_crosses() -> None:
     """One node more would change the logits of the root itself."""
     model = longrope()

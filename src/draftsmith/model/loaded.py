@@ -17,6 +17,7 @@ from draftsmith.model.exact.widths import Widths
 from draftsmith.model.forward import Forward, input_device
 from draftsmith.model.graphs import Graphs
 from draftsmith.model.prepack import Prepacked
+from draftsmith.model.rope import yarn_positions
 from draftsmith.model.windows import windows_by_layer
 from draftsmith.text.grammar import Grammars
 from draftsmith.text.vocab import fingerprint
@@ -139,7 +140,9 @@ class LoadedModel:
         """Maximum number of positions; None if the configuration names none."""
         names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
         lengths = (getattr(self.config, name, None) for name in names)
-        return next((n for n in lengths if isinstance(n, int) and n > 0), None)
+        length = next((n for n in lengths if isinstance(n, int) and n > 0), None)
+        # Where YaRN is added to a model, its positions are often left as they were.
+        return length and max(length, yarn_positions(self.config))
 
     def row_bytes(self, positions: int, spare: int | None = None, *, windowed: bool = False) -> int:
         """Bytes of keys and values of `positions` positions, as the self-test measured them.

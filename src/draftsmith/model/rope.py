@@ -6,6 +6,7 @@ positions. A draft across the boundary would change the logits of the root befor
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,13 +50,26 @@ class RopeBoundary:
         return not short and not self.stale(length, root)
 
 
+def _tables(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield kinds of rotary angles with their settings; several layer types have a table each."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for table in (rope, *(t for t in rope.values() if isinstance(t, dict))):
+        yield str(table.get("rope_type", table.get("type", "default"))), table
+
+
+def yarn_positions(config: Any) -> int:
+    """Return the number of positions to which YaRN extends a model; 0 without it."""
+    return max(
+        int((table.get("original_max_position_embeddings") or 0) * (table.get("factor") or 1))
+        if kind == "yarn"
+        else 0
+        for kind, table in _tables(config)
+    )
+
+
 def rope_boundary(config: Any) -> RopeBoundary | None:
     """Boundary of a config with rotary angles that depend on the pass; None for all others."""
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    # Models with several layer types have one such table per type.
-    tables = [rope, *(t for t in rope.values() if isinstance(t, dict))]
-    for table in tables:
-        kind = str(table.get("rope_type", table.get("type", "default")))
+    for kind, table in _tables(config):
         if kind == "longrope":
             own = getattr(config, "original_max_position_embeddings", None)
             boundary = table.get("original_max_position_embeddings", own)
