@@ -31,7 +31,7 @@ from gguf import GGMLQuantizationType as Kind
 from huggingface_hub import HfApi, constants
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, LlamaModel
 
 import draftsmith
 import gguf_files
@@ -685,13 +685,34 @@ def test_chat(model: str, tmp_path: Path) -> None:
 
 def test_chat_survives_mistakes(model: str) -> None:
     lines = ["/drafer", "/drafter nobody", "/save", "/save /no/such/file",
-             "/save ~nobody-of-this-name/x", "x " * 2000, "hello"]  # fmt: skip
+             "/save ~nobody-of-this-name/x", "x " * 2000, "hello", "x " * 2000]  # fmt: skip
     result = call("chat", "-m", model, "--max-new-tokens", "4", stdin="\n".join(lines))
     assert result.exit_code == 0, result.output
     assert "--top-k must be" in fails(2, "chat", "-m", model, "--top-k", "-1")
-    assert result.stderr.count("Error: ") == 6
+    assert result.stderr.count("Error: ") == 7
+    assert result.stderr.count("/reset begins a new conversation") == 1
     assert "Did you mean '/drafter'" in result.stderr
     assert result.stdout.strip()
+
+
+@pytest.mark.failing_passes
+def test_a_chat_goes_on_after_an_answer_without_memory(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = LlamaModel.forward
+
+    def scarce(*args: Any, **kwargs: Any) -> Any:
+        if (places := kwargs.get("position_ids")) is not None and int(places.max()) > 100:
+            raise torch.OutOfMemoryError("no memory")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(LlamaModel, "forward", scarce)
+    talk = tmp_path / "talk.json"
+    args = ["chat", "-m", model, "--max-new-tokens", "4"]
+    result = call(*args, stdin="\n".join(["hello", "fox " * 60, "and now", f"/save {talk}"]))
+    assert result.exit_code == 0, result.output
+    assert "out of memory (no memory)" in result.stderr
+    assert [m["content"] for m in json.loads(talk.read_text())[::2]] == ["hello", "and now"]
 
 
 # --- what takes long ---------------------------------------------------------------------------

@@ -249,6 +249,51 @@ def test_a_chat_stays_usable_whatever_becomes_of_a_turn(engine: Engine) -> None:
     fresh_start(engine, chat, "and now")
 
 
+def test_a_history_that_is_edited_while_a_stream_is_open_stays_edited(engine: Engine) -> None:
+    chat = engine.chat(max_new_tokens=8)
+    chat.send("hello world")
+    left = chat.stream("the quick brown fox")
+    next(left)
+    loaded = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "fox"}]
+    chat.messages = [*loaded]
+    answer = chat.send("and now")
+    assert chat.messages[:2] == loaded
+    told = [message["content"] for message in chat.messages[2:]]
+    assert told == ["the quick brown fox", left.result.text, "and now", answer.text]
+    assert answer.tokens == engine.generate(chat.messages[:-1], **chat.options).tokens
+
+
+def test_so_many_resting_chats_as_rows_keep_what_their_drafter_knows() -> None:
+    closed = list[str]()
+
+    class State(DrafterState):
+        def draft(self, ctx: Context) -> Draft:  # noqa: ARG002
+            return EMPTY
+
+        def close(self) -> None:
+            closed.append("state")
+
+    class Keeps(Drafter):
+        name = "keeps"
+
+        def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
+            return State()
+
+    engine = Engine(load(tiny.model(), tiny.tokenizer()), drafter=Keeps(), prefixes=2)
+    chats = [engine.chat(max_new_tokens=4) for _ in range(5)]
+    for chat in chats:
+        fresh_start(engine, chat, "hello world")
+        del closed[:]
+    for _ in range(3):
+        fresh_start(engine, chats[-1], "and again")
+        del closed[:]
+    chats[-2].reset()
+    assert closed == ["state"]  # one of the two that rested last
+    chats[0].reset()
+    assert closed == ["state"]
+    fresh_start(engine, chats[1], "and again")
+
+
 def test_a_drafter_that_cannot_follow_an_edited_chat_starts_again(engine: Engine) -> None:
     closed = []
 

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from draftsmith.cli.loading import awaited, load_engine, short
 from draftsmith.cli.options import ModelOptions, OptionText, OutputOptions, Sampling
 from draftsmith.cli.render import AnswerPrinter, label, say_end, say_notices, show_stats
-from draftsmith.cli.report import note, show_error, stderr
+from draftsmith.cli.report import ending, note, stderr
 from draftsmith.errors import DraftsmithError, OptionError, PromptError, UnknownName
 from draftsmith.storage import expanded, write_text
 
@@ -105,8 +105,10 @@ class Conversation:
                     self.command(line)
                 elif line:
                     self.answer(line)
-            except DraftsmithError as error:
-                show_error(str(error))
+            except (DraftsmithError, MemoryError, RuntimeError) as error:
+                ending(error)
+                if isinstance(error, PromptError) and self.chat.messages:
+                    note("(/reset begins a new conversation, /save FILE writes this one)")
             except KeyboardInterrupt:
                 note("\n(Ctrl-D or /quit leaves)")
             except EOFError:

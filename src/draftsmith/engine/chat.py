@@ -82,13 +82,13 @@ class Chat:
         """
         request = self._prepare({**self.options, **options}, perf_counter())
         self._close()
-        history = [*self.messages, {"role": "user", "content": message}]
-        (sequence,) = request.sequences([history], streaming=True)
+        asked = {"role": "user", "content": message}
+        (sequence,) = request.sequences([[*self.messages, asked]], streaming=True)
         sequence.of_chat = True
         if sequence.context.earlier is None:
             sequence.context.earlier = self._answers.of(sequence.salt)
 
-        resume, keep = partial(self._resume, sequence), partial(self._keep, sequence, history)
+        resume, keep = partial(self._resume, sequence), partial(self._keep, sequence, asked)
         stream = Stream(sequence, Call(self._resources, [sequence], resume, keep))
         self._open = ref(stream)
         return stream
@@ -142,16 +142,16 @@ class Chat:
                     sequence.note(_NOT_REWOUND, error)
             last.close_drafter()
 
-    def _keep(
-        self, sequence: TextSequence, history: list[dict[str, Any]], interrupted: bool
-    ) -> None:
-        """Add a turn's answer to the history, and keep its sequence for the next turn."""
+    def _keep(self, sequence: TextSequence, message: dict[str, Any], interrupted: bool) -> None:
+        """Add a turn to the history, and keep its sequence for the next turn."""
         last, self._last = self._last, sequence
         if last is not None:  # an interrupt came before `_resume`
             self._resources.turns.between(last.close_drafter)
+        self._resources.turns.between(partial(self._resources.rest, sequence))
         sequence.sampler = TorchSampler()  # the old one may hold the noise of further draws
         if sequence.generated or (sequence.error is None and not interrupted):
-            self.messages = [*history, {"role": "assistant", "content": self._said(sequence)}]
+            answer = {"role": "assistant", "content": self._said(sequence)}
+            self.messages = [*self.messages, message, answer]  # it may have been edited meanwhile
 
     def _said(self, sequence: TextSequence) -> str:
         """Return the text of an answer without thoughts that its chat template could not remove.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from time import perf_counter, sleep
+from weakref import ref
 
 from draftsmith.core.cost import CostCurve
 from draftsmith.engine.memory import need
@@ -152,6 +153,8 @@ class Resources:
         self.prefixes = PrefixCache(self.runner, prefixes)
         self.admitted: list[TextSequence] = []
         """Sequences of all schedulers that have a row."""
+        self._resting: list[ref[TextSequence]] = []
+        """Last turns of chats that keep their drafter state, oldest first."""
 
     def check(self, sequence: TextSequence) -> None:
         """Raise OptionError for a sequence that can never fit into memory, or cannot be exact, and
@@ -222,6 +225,17 @@ class Resources:
             sequence.close_drafter()
         if sequence in self.admitted:
             self.admitted.remove(sequence)
+
+    def rest(self, sequence: TextSequence) -> None:
+        """Let the last turn of a chat keep its drafter state; closes those that rested longest.
+
+        There are as many as kept rows, or one. Call it between passes.
+        """
+        turns = [*(one() for one in self._resting), sequence]
+        resting = [turn for turn in turns if turn is not None and turn.state is not None]
+        for turn in resting[: -max(1, self.prefixes.most)]:
+            turn.close_drafter()
+        self._resting = [ref(turn) for turn in resting if turn.state is not None]
 
     @property
     def reserved(self) -> float:
