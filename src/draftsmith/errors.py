@@ -1,5 +1,6 @@
 """The exceptions that draftsmith raises.
 
+```text
 DraftsmithError
 ├── OptionError (ValueError)      an option has a wrong value or does not fit another one
 │   └── UnknownName               … there is no such drafter or option; names the nearest one
@@ -11,6 +12,7 @@ DraftsmithError
 │   └── DrafterStalled            … delayed a pass too long; later answers use it again
 ├── TrainingError                 a training cannot continue: its loss is not finite
 └── GenerationInterrupted         failed during generation; `.partial` holds the results so far
+```
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ LAB = {
     "vocab": "Compare two vocabularies, and say which algorithm suits the pair.",
     "bench": "Measure what drafters save: on recorded answers, and on this machine.",
     "corpus": "Build and look into corpora: what the drafters retrieval and spectra look up.",
-    "train": "Teach a model to draft for itself (needs the extra `train`).",
+    "train": "Train a model to draft for itself, or a head for it (needs the extra `train`).",
     "tune": "Find the settings of a drafter that suit a model.",
 }
 HELP = LIBRARY | LAB

@@ -110,6 +110,6 @@ class OutputOptions:
     """What is shown beside the answer."""
 
     show_drafts: bool = False
-    """Colour each token by the drafter that guessed it (in a terminal)."""
+    """Color each token by the drafter that guessed it (in a terminal)."""
     stats: bool = False
     """Show passes, acceptance and times on standard error."""

@@ -29,8 +29,11 @@ class Context:
     ids: Sequence[int]
     """Committed token ids, prompt and output."""
     prompt_length: int
+    """Number of `ids` that belong to the prompt."""
     vocab_size: int
+    """V, the width of the target's logits: ids of a draft are below it."""
     sampling: SamplingParams
+    """How the target's tokens are drawn."""
     sampler: Sampler
     """Random numbers for the drafter, separate from those of the target's draws."""
     noise: Gumbel | None = None

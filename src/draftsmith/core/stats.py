@@ -74,17 +74,22 @@ class Stats:
     """Cost of generating one sequence."""
 
     prompt_tokens: int = 0
+    """Tokens of the prompt."""
     reused_tokens: int = 0
     """Prompt positions that were not computed, because an earlier request with the same beginning
     or an earlier turn had computed them."""
     passes: int = 0
     """Target passes that emitted tokens; passes that only read a prompt do not count."""
     tokens: int = 0
+    """Tokens of the answer."""
     attempts: int = 0
     """Passes that carried a draft."""
     drafted: int = 0
+    """Draft nodes that passes verified."""
     accepted: int = 0
+    """Draft nodes that became tokens of the answer."""
     probes: int = 0
+    """Probe nodes that rode along in passes."""
     failed_passes: int = 0
     """Passes that failed and were repeated with less: without this answer's draft, or with a
     smaller part of its prompt. A result's notices name the error."""
@@ -96,7 +101,9 @@ class Stats:
     accepted_by_depth: list[int] = field(default_factory=list)
     """Entry d: passes in which at least d+1 tokens were accepted."""
     by_source: dict[str, SourceStats] = field(default_factory=dict)
+    """Source → its `attempts`, `drafted`, `accepted`, `rejected` and `unread` nodes."""
     seconds: Seconds = field(default_factory=Seconds)
+    """Time by phase: `prefill`, `draft`, `target`, `verify`, `other` and `total`."""
     wall_seconds: float = 0.0
     """Seconds from the call to the last token so far, including waiting. For a sum of several
     answers: the sum of `seconds.total`, so that a shared pass counts once."""
@@ -105,6 +112,7 @@ class Stats:
 
     @property
     def tokens_per_pass(self) -> float:
+        """Tokens of the answer per pass; plain decoding has 1."""
         return self.tokens / self.passes if self.passes else 0.0
 
     @property
@@ -114,6 +122,7 @@ class Stats:
 
     @property
     def acceptance_rate(self) -> float:
+        """Accepted nodes over drafted ones."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property

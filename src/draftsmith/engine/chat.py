@@ -50,6 +50,7 @@ class Chat:
         self.options: dict[str, Any] = dict(options)
         """Options of every turn; may be edited between turns."""
         self.messages: list[dict[str, Any]] = []
+        """The history; may be edited between turns."""
         if system is not None:
             self.messages.append({"role": "system", "content": system})
         self._resources, self._prepare = resources, prepare

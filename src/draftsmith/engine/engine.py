@@ -113,26 +113,26 @@ class Engine:
     ) -> None:
         """Load a model, or use one that is loaded.
 
-        `model`: a hub id, a folder, a GGUF file, the name of a built-in model, a transformers
-        model, or the result of `load`.
-        `tokenizer`: by default the model's own. A transformers model needs one for texts.
-        `drafter`: a name with options, such as "copyspec(gamma=3)", or a `Drafter`.
-        `budget`: draft nodes per pass: a number, "auto" (as many as pay) or "drafter" (its own).
-        `max_batch`: maximum number of sequences in a pass.
-        `memory`: maximum bytes for running and kept sequences; by default three quarters of the
-        memory that is free now.
-        `prefixes`: number of finished sequences to keep for prompts with the same beginning.
-        `answers`: bytes for earlier answers, from which `auto` then drafts, too.
-        `answers_file`: file from which earlier answers are loaded, and in which `close` saves them.
-        `cost`: cost of passes, if it should not be measured by this engine.
-        `prepack`: store the linear layers of a model that is loaded here in this CPU's layout;
-        `model.prepacked` lists them.
-        `exact`: compute every token in the same way in any pass, so that answers equal those of
-        plain decoding to the bit, in half precision, too (docs/exact.md).
-        `store`: "packed" or "static", where keys and values are kept (docs/gpu.md); None: as the
-        model was loaded, or "static" where passes can be CUDA graphs.
-        `dtype`, `device`, `device_map`, `revision` and `trust_remote_code` are options of `load`,
-        for a model that is loaded here.
+        - `model`: a hub id, a folder, a GGUF file, the name of a built-in model, a transformers
+          model, or the result of `load`.
+        - `tokenizer`: by default the model's own. A transformers model needs one for texts.
+        - `drafter`: a name with options, such as "copyspec(gamma=3)", or a `Drafter`.
+        - `budget`: draft nodes per pass: a number, "auto" (as many as pay) or "drafter" (its own).
+        - `max_batch`: maximum number of sequences in a pass.
+        - `memory`: maximum bytes for running and kept sequences; by default three quarters of the
+          memory that is free now.
+        - `prefixes`: number of finished sequences to keep for prompts with the same beginning.
+        - `answers`: bytes for earlier answers, from which `auto` then drafts, too.
+        - `answers_file`: file that earlier answers are loaded from, and that `close` saves them in.
+        - `cost`: cost of passes, if it should not be measured by this engine.
+        - `prepack`: store the linear layers of a model that is loaded here in this CPU's layout;
+          `model.prepacked` lists them.
+        - `exact`: compute every token in the same way in any pass, so that answers equal those of
+          plain decoding to the bit, in half precision, too (docs/exact.md).
+        - `store`: "packed" or "static", where keys and values are kept (docs/gpu.md); None: as the
+          model was loaded, or "static" where passes can be CUDA graphs.
+        - `dtype`, `device`, `device_map`, `revision` and `trust_remote_code` are options of `load`,
+          for a model that is loaded here.
 
         Raises OptionError for wrong values; LoadError if the model or the file of answers cannot be
         read; UnsupportedError, with the reason, if the model cannot be used, or not with `exact` on
@@ -174,6 +174,7 @@ class Engine:
         if exact and model.exact is None:
             model = exactly(model)
         self.model: LoadedModel = model
+        """The model, its `tokenizer` and its `capabilities`."""
         self.cost = cost or new_cost(model)
         path = None if answers_file is None else Path(answers_file)
         self.answers = AnswerCache(answers, model.facts, path) if answers else None

@@ -25,6 +25,7 @@ class GenerationResult:
     finish_reason: str
     """`stop` (an end token, a stop string or criterion), `length`, `cancelled` or `error`."""
     stats: Stats
+    """What the answer cost: passes, drafts and seconds."""
     sources: list[str]
     """Source of each token: a drafter's name, or `target`."""
     origins: list[int | None]
@@ -35,6 +36,7 @@ class GenerationResult:
     logprobs: list[float] | None = None
     """Log-probability of each token in the distribution it was drawn from; None: not requested."""
     prompt_tokens: list[int] = field(default_factory=list)
+    """Token ids of the prompt."""
     notices: tuple[str, ...] = ()
     """Parts that could not be accelerated or applied, with reasons."""
     exact: bool = False

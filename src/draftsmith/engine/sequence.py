@@ -27,7 +27,9 @@ class Piece:
     """A piece of a streamed answer: the text that one token released."""
 
     text: str
+    """The text; empty if the token released none."""
     token: int
+    """Id of the token."""
     source: str
     """Source of the token: a drafter's name, or `target`."""
     seconds: float

@@ -31,7 +31,7 @@ def widen(model: Any) -> torch.dtype | None:
     """Convert half-precision weights to float32 on a CPU that does not compute in their dtype.
 
     No value changes. Returns the previous dtype, or None if the weights were not converted, which
-    includes the case that float32 would take more than half of the free memory.
+    includes the case that they would grow by more than half of the free memory.
     """
     had: torch.dtype = model.dtype
     devices = {parameter.device for parameter in model.parameters()}
