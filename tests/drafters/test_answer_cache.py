@@ -117,26 +117,6 @@ def test_a_replay_joins_what_it_is_given() -> None:
 # ----------------------------------------------------------------------------------- tenants
 
 
-def test_salts_share_neither_answers_nor_what_was_learnt() -> None:
-    """What a request has learned is what its salt knows then."""
-    both = memory()
-    mine, theirs = both.of("mine"), both.of("theirs")
-    join(mine, LEAD, PLANTED)
-    join(theirs, LEAD, answer(1))
-    start, learned = learn(mine, 0.5)
-    mine.add([*LEAD, 3], 3, start, learned)
-    probe = [1, 2, 3, *PLANTED[:10]]
-    assert drafted(probe, mine) & set(PLANTED[10:])
-    assert not drafted(probe, theirs) & set(PLANTED[10:])
-    assert not drafted(probe, both.of("")) & set(PLANTED[10:])
-    untouched = prior(2)
-    for shared in (theirs, both.of("")):
-        assert same(shared.mixer, untouched)
-    assert same(mine.mixer, learned)
-    assert mine.mixer.cells is not learned.cells, "the request may go on learning"
-    assert both.of("mine") is mine, "requests of a salt share one memory"
-
-
 # ----------------------------------------------------------------------------------- the bound
 
 

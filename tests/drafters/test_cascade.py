@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import pairs
 import pytest
 import torch
-from drafted import same_answers
 
 import tiny
 from draftsmith.core.budget import Budget, FixedBudget, OpenBudget
@@ -355,14 +354,6 @@ def test_what_cannot_be_read(spec: str, message: str) -> None:
     with pytest.raises((OptionError, UnknownName)) as caught:
         parse(spec)
     assert message in str(caught.value)
-
-
-def test_on_a_model() -> None:
-    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
-    drafter = "pld_plus(layer=1)+spectra(W=3)"
-    prompts = [[5, 6, 7, 8] * 5, [9] * 12, [20, 30, 40]]
-    for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3, "top_k": 20}):
-        same_answers(engine, prompts, drafter, max_new_tokens=24, budget=9, **sampling)
 
 
 def test_reproducible_and_sampled_do_not_mix() -> None:
