@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_runner import Mixture
 from torch import Tensor
 
 from architectures import build, prompt
@@ -96,26 +97,14 @@ def tensor_bytes() -> int:
 
 
 def test_rows_that_come_and_go_leave_nothing() -> None:
-    model = packing("gemma3_text")
-    runner, rng = Runner(model), random.Random(0)
-    memory: Any = runner.store
-    rows: list[Any] = []
+    mixture = Mixture(packing("gemma3_text"), seed=0, rewinds=False)
     before = tensor_bytes()
-    for opened in range(60):
-        rows.append(runner.open(prompt(rng.randint(1, 90), seed=opened)))
-        rows[-1].rewinds = False
-        runner.prefill(rows[-1])
-        drafts = [random_draft(rng, rng.choice(["tree", "plain"])) for _ in rows]
-        runner.forward(rows, drafts)
-        accepted = [accept(rng, draft) for draft in drafts]
-        runner.commit(rows, [path for path, _ in accepted], [new for _, new in accepted])
-        del drafts, accepted
-        while len(rows) > rng.randint(0, 8):
-            runner.close(rows.pop(rng.randrange(len(rows))))
-    while rows:
-        runner.close(rows.pop())
-    assert memory.held() == 0
-    assert not memory._rows
+    for _ in range(60):
+        mixture.step()
+    for row in mixture.rows:
+        mixture.runner.close(row)
+    assert mixture.runner.store.held() == 0
+    del mixture, row
     assert tensor_bytes() <= before
 
 

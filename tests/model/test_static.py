@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_runner import Mixture
 from test_taps import check_taps, step
 
 from architectures import TREES, build, prompt
@@ -28,7 +29,7 @@ from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.probe import with_store
 from draftsmith.model.runner import Runner
 from frozen import Frozen, capturing, freeze, unable
-from replica import check_step, fresh, loaded, random_draft
+from replica import check_cache, check_logits, fresh, loaded
 from scripted import oracle
 from tiers import slow_after
 
@@ -104,29 +105,20 @@ def test_rows_that_come_and_go(
     monkeypatch.setattr(static, "LEAST_SLOTS", 16)
     monkeypatch.setattr(static, "MOST_PLACES", 4)
     model = load(build(name))
-    runner, rng = Runner(fixed(model)), random.Random(name)
-    made = freeze(monkeypatch, runner.loaded)
-    rows: dict[int, Any] = {}
-    ids: dict[int, list[int]] = {}
+    mixture = Mixture(fixed(model), seed=5)
+    made = freeze(monkeypatch, mixture.runner.loaded)
     shapes.clear()
-    for turn in range(40):
-        if len(rows) < 2 or (len(rows) < 7 and rng.random() < 0.4):
-            ids[turn] = prompt(rng.randint(2, 40), seed=turn)
-            rows[turn] = runner.open(ids[turn])
-        elif rng.random() < 0.2:
-            gone = rng.choice(list(rows))
-            runner.close(rows.pop(gone))
-            del ids[gone]
-        places = rng.sample(list(rows), rng.randint(1, len(rows)))
-        drafts = {i: random_draft(rng, rng.choice(["tree", "chain", "plain"])) for i in places}
-        check_step(runner, rng, rows, ids, drafts)
+    for _ in range(60):
+        for ids, draft, logits in mixture.step():
+            check_logits(model.model, ids, draft, logits)
+    for row, ids in zip(mixture.rows, mixture.ids, strict=True):
+        check_cache(mixture.runner, row, ids)
+        mixture.runner.close(row)
     assert {places for places, *_ in shapes} == {1, 2, 4}
     assert {width for _, width, _ in shapes} >= {1, 4, 8}
     assert {slots for *_, slots in shapes} >= {16, 32, 64}
     assert sum(one.replays for one in made) == len(shapes) > 40
-    for row in rows.values():
-        runner.close(row)
-    assert not runner.store._places  # type: ignore[attr-defined]
+    assert not mixture.runner.store._places  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3n_text"])
