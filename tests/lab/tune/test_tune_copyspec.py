@@ -115,8 +115,7 @@ def test_the_similarity_is_that_of_the_average_and_the_next_token(
     )  # no place: not a number
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
+def test_the_command(tmp_path: Path, kept: Path) -> None:
     folder, file = tmp_path / "tiny", tmp_path / "prompts.jsonl"
     tiny.save(folder)
     asks = ["the quick brown fox jumps over the quick brown", "hello " * 600]
@@ -126,7 +125,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran.exit_code == 0, ran.output
     assert "← fastest" in ran.stdout
     assert "left out: prompts/1" in ran.stderr
-    assert list((tmp_path / "cache" / "pld_plus").iterdir()) == []
+    assert list((kept / "pld_plus").iterdir()) == []
     ran = run_command(*command, "--json")
     rows = json.loads(ran.stdout)["rows"]
     assert [row["gamma"] for row in rows] == [*GAMMAS]
