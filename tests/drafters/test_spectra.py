@@ -386,3 +386,18 @@ def test_dictionaries_live_on_in_a_chat() -> None:
     chat.send("this is a test")
     assert chat._last.state is state
     assert all(state.ngrams._followers.get(key) for key in learnt)
+
+
+def test_a_rewind_keeps_the_dictionaries_and_restarts_chains_whose_prompt_went() -> None:
+    state = opened("spectra(N=3, W=2, tau=1)")
+    ctx = context([5, 6, 7])
+    draft = state.draft(ctx)
+    passed(state, ctx, logits_for(draft, [8, 9], 2), draft)
+    chains, known = list(state.chains), dict(state.ngrams._followers)
+    state.truncate(3)
+    assert state.chains == chains
+    state.truncate(1)
+    ctx.ids, ctx.prompt_length = [5, 20, 21], 3
+    state.draft(ctx)
+    assert {token for chain in state.chains for token in chain} <= {5, 20, 21}
+    assert known.items() <= state.ngrams._followers.items()
