@@ -118,16 +118,9 @@ def place(truth: bytes, text: bytes) -> int | None:
     """Where `text` ends in `truth`; space does not count, since it may come and go at the seams."""
     if truth.startswith(text):
         return len(text)
-    at = 0
-    for byte in b"".join(text.split()):
-        while truth[at : at + 1].isspace():
-            at += 1
-        if truth[at : at + 1] != bytes([byte]):
-            return None
-        at += 1
-    while text[-1:].isspace() and truth[at : at + 1].isspace():
-        at += 1
-    return at
+    bare = b"".join(text.split())
+    ends = [at for at in range(len(truth) + 1) if b"".join(truth[:at].split()) == bare]
+    return ends[-1 if text[-1:].isspace() else 0] if ends else None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
