@@ -165,7 +165,10 @@ def test_requests_at_the_same_time_all_count() -> None:
     shared = memory().of("")
     start, one = learn(shared, 0.01)
     _, other = learn(shared, -0.03)
-    either = merged(merged(start, start, one), start, other)
+    alone = merged(start, start, one)
+    assert same(alone, one), "one request after the other keeps everything exactly"
+    assert alone.cells is not one.cells, "the request may go on learning"
+    either = merged(alone, start, other)
     again = merged(merged(start, start, other), start, one)
     assert np.allclose(either.weights, start.weights - 0.02)
     for name in ("prob", "count", "logit"):
