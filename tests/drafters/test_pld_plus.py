@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from architectures import build
 from draftsmith import storage
 from draftsmith.core.drafter import Context
 from draftsmith.core.target import ModelFacts, Needs
@@ -17,7 +18,8 @@ from draftsmith.drafters import calibration
 from draftsmith.drafters.calibration import Calibration
 from draftsmith.drafters.pld_plus import AT_ONCE, PldPlus, state_before
 from draftsmith.drafters.registry import parse
-from draftsmith.errors import LoadError, OptionError
+from draftsmith.engine.engine import Engine
+from draftsmith.errors import LoadError, OptionError, UnsupportedError
 from draftsmith.testing import check_drafter
 
 FACTS = ModelFacts(layers=32, heads=32)
@@ -249,3 +251,9 @@ def test_a_folder_has_one_name_however_it_is_written(
 
 
 # ----------------------------------------------------------------------------- with a model
+
+
+def test_a_model_whose_attention_is_not_ours_is_refused() -> None:
+    engine = Engine.from_pretrained(build("falcon"))
+    with pytest.raises(UnsupportedError, match="only draftsmith's attention function records"):
+        engine.generate([5, 6, 7, 5], drafter=SETTINGS[3])
