@@ -117,26 +117,3 @@ def accept(rng: random.Random, draft: Draft) -> tuple[list[int], list[int]]:
     node = rng.randint(-1, draft.size - 1)
     path = path_to(draft, node)
     return path, [draft.tokens[i] for i in path] + [rng.randrange(3, VOCAB)]
-
-
-def check_step(
-    runner: Runner,
-    rng: random.Random,
-    rows: dict[int, Any],
-    ids: dict[int, list[int]],
-    drafts: dict[int, Draft],
-) -> None:
-    """One pass over some of the rows, in the order of `drafts`; all it leaves is compared.
-
-    A random part of each draft is accepted, and joins the row's `ids`.
-    """
-    here = [rows[i] for i in drafts]
-    outputs = runner.forward(here, list(drafts.values()))
-    accepted = {i: accept(rng, draft) for i, draft in drafts.items()}
-    for (i, draft), output in zip(drafts.items(), outputs, strict=True):
-        check_logits(runner.loaded.model, ids[i], draft, output.logits)
-    paths, emitted = zip(*accepted.values(), strict=True)
-    runner.commit(here, paths, emitted)
-    for i, (_, tokens) in accepted.items():
-        ids[i] = ids[i] + tokens
-        check_cache(runner, rows[i], ids[i])

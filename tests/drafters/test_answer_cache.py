@@ -117,26 +117,6 @@ def test_a_replay_joins_what_it_is_given() -> None:
 # ----------------------------------------------------------------------------------- tenants
 
 
-def test_salts_share_neither_answers_nor_what_was_learnt() -> None:
-    """What a request has learned is what its salt knows then."""
-    both = memory()
-    mine, theirs = both.of("mine"), both.of("theirs")
-    join(mine, LEAD, PLANTED)
-    join(theirs, LEAD, answer(1))
-    start, learned = learn(mine, 0.5)
-    mine.add([*LEAD, 3], 3, start, learned)
-    probe = [1, 2, 3, *PLANTED[:10]]
-    assert drafted(probe, mine) & set(PLANTED[10:])
-    assert not drafted(probe, theirs) & set(PLANTED[10:])
-    assert not drafted(probe, both.of("")) & set(PLANTED[10:])
-    untouched = prior(2)
-    for shared in (theirs, both.of("")):
-        assert same(shared.mixer, untouched)
-    assert same(mine.mixer, learned)
-    assert mine.mixer.cells is not learned.cells, "the request may go on learning"
-    assert both.of("mine") is mine, "requests of a salt share one memory"
-
-
 # ----------------------------------------------------------------------------------- the bound
 
 
@@ -185,7 +165,10 @@ def test_requests_at_the_same_time_all_count() -> None:
     shared = memory().of("")
     start, one = learn(shared, 0.01)
     _, other = learn(shared, -0.03)
-    either = merged(merged(start, start, one), start, other)
+    alone = merged(start, start, one)
+    assert same(alone, one), "one request after the other keeps everything exactly"
+    assert alone.cells is not one.cells, "the request may go on learning"
+    either = merged(alone, start, other)
     again = merged(merged(start, start, other), start, one)
     assert np.allclose(either.weights, start.weights - 0.02)
     for name in ("prob", "count", "logit"):

@@ -27,7 +27,6 @@ from draftsmith.core.verify import Verification
 from draftsmith.drafters import context_index, mixer_prior
 from draftsmith.drafters.auto import Auto
 from draftsmith.drafters.mixer import MAX_WEIGHT
-from draftsmith.drafters.mixer_prior import prior
 from draftsmith.errors import LoadError, UnsupportedError
 
 STEPS = Path(__file__).with_name("auto_steps.py")
@@ -253,9 +252,3 @@ def test_a_switched_off_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("numba.config.DISABLE_JIT", 1)
     with pytest.raises(UnsupportedError, match="unset NUMBA_DISABLE_JIT"):
         Auto().bind(ModelFacts(layers=1, heads=1))
-
-
-def test_states_learn_apart() -> None:
-    one, other = prior(1), prior(1)
-    one.weights[0] = 5.0
-    assert (other.weights[0] != 5.0).all()

@@ -115,18 +115,6 @@ def test_a_draft_depends_on_no_earlier_lookup_of_a_heads_rows() -> None:
     assert first.chances == again.chances
 
 
-def test_rows_go_with_a_rewind_and_the_rest_is_a_fresh_start() -> None:
-    state, ctx = opened([1, 2, 3, 4, 5], vocab_size=V)
-    one_pass(state, ctx, [600, 7, 8, 9])
-    state.draft(ctx)
-    state.truncate(3)
-    ctx.ids = [1, 2, 3, 4, 5]
-    rewound = state.draft(ctx)
-    fresh, other = opened([1, 2, 3, 4, 5], vocab_size=V)
-    fresh.mixer, fresh.tokens, fresh.cost = state.mixer, state.tokens, state.cost
-    assert rewound == fresh.draft(other)
-
-
 def test_tokens_of_one_place_are_told_apart() -> None:
     state, ctx = opened([1, 2, 3, 4, 5], vocab_size=V)
     one_pass(state, ctx, [600, 7, 8, 9])

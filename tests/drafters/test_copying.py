@@ -10,7 +10,7 @@ from drafted import context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftsmith.core.drafter import Drafter, sync
+from draftsmith.core.drafter import Drafter
 from draftsmith.core.stats import PREDICTION
 from draftsmith.drafters.copyspec import CopySpec
 from draftsmith.drafters.ngrams import NgramIndex, find
@@ -228,17 +228,6 @@ def test_a_constant_context_stays_fast(spec: str) -> None:
     assert many[0] <= 1.1 * few[0]
     assert many[1] <= few[1] + 2_000
     assert many[2] <= few[2] + 10
-
-
-def test_a_host_with_nothing_but_ids_can_drive_a_state() -> None:
-    before = [1, 2, 3, 4, 1, 2, 3]
-    now = [1, 2, 3, 9, 8, 1, 2, 3]
-    ctx = context(before)
-    state = parse("copyspec(block=2)").open(ctx)
-    assert state.draft(ctx).tokens == (4, 1)
-    assert sync(state, before, now) == 3
-    ctx.ids = now
-    assert state.draft(ctx).tokens == (9, 8)
 
 
 @pytest.mark.slow

@@ -66,23 +66,6 @@ def drafters() -> dict[str, DraftModel]:
     }
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"algorithm": "union"}, {"algorithm": "tli", "confidence": 0.4, "tokens": 9}],
-    ids=["union", "tli"],
-)
-def test_greedy_answers_are_those_of_plain_decoding(options: dict[str, Any]) -> None:
-    """Alone and in a ragged batch, whose rows leave at different times."""
-    config = {"model": small(), "tokenizer": tiny.tokenizer(300), "confidence": 0} | options
-    plain, drafting = engine(), engine(DraftModel(**config))
-    expected = plain.generate(TEXTS, max_new_tokens=24)
-    assert drafting.generate(TEXTS[1], max_new_tokens=24).tokens == expected[1].tokens
-    drafting.resources.max_batch = 3
-    found = drafting.generate(TEXTS, max_new_tokens=24)
-    assert [r.tokens for r in found] == [r.tokens for r in expected]
-    assert all(r.stats.by_source["draft_model"].drafted for r in found)
-
-
 def test_a_drafter_that_is_the_target_is_accepted_whole() -> None:
     serving = engine(drafters()["itself"])
     for options in ({}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 9, "top_p": 0.9}):

@@ -61,7 +61,7 @@ SPECS = [
     "spectra(N=4, W=3, forward=False)",
     "spectra(N=3, W=6, G=2, backward=False, sub_ngrams=False)",
     "spectra(N=3, W=2, backward_first=False, memory=3)",
-    "spectra(N=3, W=2, pool=False)",
+    "spectra(N=3, W=2, pool=False, memory=3)",
     "lookahead(N=2, W=3, positions=own)",
 ]
 
@@ -299,27 +299,6 @@ def test_ablations_leave_one_source_out() -> None:
     assert whole.guesses([5]) == []
 
 
-@given(
-    st.sampled_from([3, 65536]),
-    st.lists(st.integers(0, 6), min_size=1, max_size=60),
-    st.data(),
-)
-@settings(max_examples=100, deadline=None)
-def test_without_a_pool_drafts_follow_from_the_ids(
-    memory: int, ids: list[int], data: st.DataObject
-) -> None:
-    """However the text came, and whatever was taken back: the same as for a fresh state."""
-    spec = f"spectra(N=4, W=3, pool=False, memory={memory})"
-    state, known = opened(spec), list[int]()
-    for _ in range(4):
-        known += data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=20))
-        state.draft(context(known))
-        kept = data.draw(st.integers(0, len(known)))
-        del known[kept:]
-        state.truncate(kept)
-    assert state.draft(context(known + ids)) == opened(spec).draft(context(known + ids))
-
-
 def test_a_small_budget_shrinks_the_pool_to_its_half() -> None:
     """Ten guesses of one node, chains of two probes: guesses may leave more, never take more."""
     state = opened("spectra(N=3, W=12, backward=False)")
@@ -385,11 +364,6 @@ def test_a_corpus_fills_the_rest_of_the_guesses(tmp_path: Path) -> None:
         parse(f"spectra(corpus={str(tmp_path / 'none')!r})")
 
 
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), budget="drafter")
-
-
 def test_a_deterministic_text_is_soon_guessed() -> None:
     """A target that counts in a circle: the pool learns the circle, and guesses whole chains."""
     circle = ToyTarget(12, lambda key: torch.eye(12)[(key[-1] + 1) % 12], order=1)
@@ -401,7 +375,8 @@ def test_a_deterministic_text_is_soon_guessed() -> None:
     assert right == {"spectra.backward"}, "shared nodes belong to the first"
 
 
-def test_dictionaries_live_on_in_a_chat(engine: Engine) -> None:
+def test_dictionaries_live_on_in_a_chat() -> None:
+    engine = Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), budget="drafter")
     chat = engine.chat(drafter="spectra", max_new_tokens=12)
     chat.send("hello world")
     state = chat._last and chat._last.state

@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar
 from zlib import crc32
@@ -95,54 +94,33 @@ def tokenizer_of(name: str) -> Any:
 
 
 class Reading(ToyTarget):
-    """An oracle: at a text that begins one of `truths` it says that one's next token.
+    """An oracle: at a text that begins one of `truths` it says how that one goes on.
 
     Every tenth token is another one. A tokenizer that rewrites its input is read as it writes.
     """
 
     def __init__(self, vocabulary: Vocabulary, truths: Sequence[bytes]) -> None:
         super().__init__(vocabulary.size, shape="chain")
-        self.vocabulary = vocabulary
-        self.wrong = vocabulary.ids[b"x"]
-        self.truths: list[tuple[bytes, dict[int, int]]] = []
-        """Each text, and the token that begins at a byte of it."""
-        for truth in truths:
-            ids = vocabulary.encode(complete(truth))
-            ends = accumulate(len(vocabulary.tokens[i] or b"") for i in ids)
-            starts = dict(zip([0, *ends], ids, strict=False))
-            self.truths.append((vocabulary.bytes_of(ids), starts))
+        self.vocabulary, self.wrong = vocabulary, vocabulary.ids[b"x"]
+        self.truths = [vocabulary.bytes_of(vocabulary.encode(complete(one))) for one in truths]
 
     def logits(self, prefix: Sequence[int]) -> Tensor:
-        text, said = self.vocabulary.bytes_of(prefix), self.wrong
-        for truth, starts in self.truths:
-            at = place(truth, text)
-            if at is not None and at < len(truth):
-                said = starts.get(at, self._longest(truth[at : at + 20]))
-                break
+        text, ids = self.vocabulary.bytes_of(prefix), self.vocabulary.ids
+        known = ((truth, place(truth, text)) for truth in self.truths)
+        rest = next((truth[at : at + 20] for truth, at in known if at is not None), b"")
+        said = next((ids[rest[:n]] for n in range(20, 0, -1) if rest[:n] in ids), self.wrong)
         if crc32(text, len(prefix)) % 10 == 0:
             said = self.wrong
         return torch.full((self.vocab_size,), -30.0).index_fill(0, torch.tensor(said), 0.0)
-
-    def _longest(self, text: bytes) -> int:
-        """The longest token that `text` begins with: a way on from inside a token."""
-        ids = self.vocabulary.ids
-        return next((ids[text[:n]] for n in range(20, 0, -1) if text[:n] in ids), self.wrong)
 
 
 def place(truth: bytes, text: bytes) -> int | None:
     """Where `text` ends in `truth`; space does not count, since it may come and go at the seams."""
     if truth.startswith(text):
         return len(text)
-    at = 0
-    for byte in b"".join(text.split()):
-        while truth[at : at + 1].isspace():
-            at += 1
-        if truth[at : at + 1] != bytes([byte]):
-            return None
-        at += 1
-    while text[-1:].isspace() and truth[at : at + 1].isspace():
-        at += 1
-    return at
+    bare = b"".join(text.split())
+    ends = [at for at in range(len(truth) + 1) if b"".join(truth[:at].split()) == bare]
+    return ends[-1 if text[-1:].isspace() else 0] if ends else None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

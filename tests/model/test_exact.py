@@ -24,6 +24,7 @@ from draftsmith.model.exact.widths import ROWS, Pieces, Widths, watched
 from draftsmith.model.load import load
 from draftsmith.model.runner import Runner
 from scripted import random_trees
+from test_lossless import random_prompts
 
 ARCHITECTURES = ("llama", "qwen3", "gemma3_text", "gpt2")
 DRAFTERS = ("auto", "longest_match")
@@ -224,7 +225,9 @@ def test_products_of_many_rows_are_computed_in_pieces(monkeypatch: pytest.Monkey
     assert ours.model.exact is not None
     assert ours.model.exact.most == 8
     assert "products take up to 8 rows" in ours.model.exact.explain()
-    wrong, accepted = differing(ours, [*prompts(2), prompt(LONG, 3)], 12, temperature=0.0)
+    wrong, accepted = differing(
+        ours, [*random_prompts(90, 2), prompt(LONG, 3)], 12, temperature=0.0
+    )
     assert not wrong
     assert accepted
 
@@ -253,15 +256,6 @@ def test_pieces_give_the_same_product() -> None:
     with Pieces(8):
         torch.testing.assert_close(linear(x, weight, bias=bias), expected)
         torch.testing.assert_close(torch.addmm(bias, x[0], weight.T), expected[0])
-
-
-def prompts(count: int) -> list[list[int]]:
-    """With repeats, so that copying drafters act."""
-    made = []
-    for n in range(count):
-        noise = prompt(6 + 3 * n, n)
-        made.append([*noise, *noise[: 4 + n], *noise[2 : 5 + n]])
-    return made
 
 
 def differing(engine: Engine, texts: list[Any], length: int, **sampling: Any) -> tuple[int, int]:
@@ -294,7 +288,7 @@ def test_another_default_dtype_changes_nothing() -> None:
 @pytest.mark.parametrize("name", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_answers_in_half_precision_are_plain_ones(name: str) -> None:
     ours = engine(name)
-    texts = [*prompts(4), prompt(LONG, 3)]
+    texts = [*random_prompts(90, 4), prompt(LONG, 3)]
     for sampling in ({"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95, "seed": 3}):
         wrong, accepted = differing(ours, texts, 16, **sampling)
         assert not wrong
@@ -333,7 +327,7 @@ def test_prefixes_and_threads_change_nothing() -> None:
 
 def test_accelerate_answers_exactly_or_not_at_all() -> None:
     live = model("llama")
-    ids = torch.tensor([prompts(4)[3]])
+    ids = torch.tensor([random_prompts(90, 4)[3]])
     options = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
     with accelerate(live, "none", exact=True):
         expected = live.generate(ids, **options)

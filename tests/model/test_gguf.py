@@ -29,17 +29,16 @@ from draftsmith.model.load import load, read_tokenizer
 WIDTHS = {Kind.Q4_1: 64, Kind.Q8_0: 64, Kind.F16: 64, Kind.Q4_K: 256}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "gguf"
-
-
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.gguf"
     gguf_files.write(path, gguf_files.model(), Kind.Q8_0)
     return path
+
+
+@pytest.fixture(autouse=True)
+def cache(kept: Path) -> Path:
+    return kept / "gguf"
 
 
 def nothing_in(cache: Path) -> bool:
@@ -72,42 +71,39 @@ def test_answers_tokens_and_template_are_those_of_the_file(file: Path) -> None:
     assert engine.model.name == str(file)
 
 
+SPOILT: dict[str, tuple[str, Callable[[bytes], bytes] | None]] = {
+    "cut": ("model.safetensors", lambda c: c[:-8]),
+    "changed": ("model.safetensors", lambda c: c[:-1] + bytes([c[-1] ^ 1])),
+    "unsealed": ("complete.json", None),
+    "of another version": (
+        "complete.json", lambda c: json.dumps(json.loads(c) | {"format": 0}).encode()
+    ),
+    "without its config": ("config.json", None),
+    "without its tokenizer": ("tokenizer.json", None),
+}  # fmt: skip
+"""Which file of a converted copy has changed, and how; None: it is gone."""
+
+
+@pytest.mark.parametrize("spoilt", SPOILT)
+def test_a_spoilt_copy_is_made_anew(file: Path, spoilt: str) -> None:
+    folder, (name, change) = ours.converted(file), SPOILT[spoilt]
+    good = {path.name: path.read_bytes() for path in folder.iterdir()}
+    if change is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(change(good[name]))
+    assert ours.converted(file) == folder
+    seal = json.loads((folder / "complete.json").read_bytes())
+    assert seal["format"] == ours.FORMAT
+    for path in folder.iterdir():
+        assert path.name == "complete.json" or path.read_bytes() == good[path.name]
+    assert {path.name for path in folder.iterdir()} == good.keys()
+
+
 def test_a_file_is_converted_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ours.converted(file)
     monkeypatch.setattr(ours, "_read", lambda *_: pytest.fail("converted again"))
     assert ours.converted(file) == folder
-
-
-def test_a_copy_of_another_version_is_made_anew(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seal = ours.converted(file) / "complete.json"
-    monkeypatch.setattr(ours, "FORMAT", ours.FORMAT + 1)
-    assert ours.converted(file) == seal.parent
-    assert json.loads(seal.read_text(encoding="utf-8"))["format"] == ours.FORMAT
-
-
-@pytest.mark.parametrize("gone", ["config.json", "tokenizer.json"])
-def test_a_copy_that_lacks_a_file_is_made_anew(file: Path, gone: str) -> None:
-    path = ours.converted(file) / gone
-    path.unlink()
-    assert load(file).tokenizer is not None
-    assert path.exists()
-
-
-@pytest.mark.parametrize("damage", ["cut", "changed", "unsealed"])
-def test_a_damaged_copy_is_made_anew(file: Path, damage: str) -> None:
-    folder = ours.converted(file)
-    weights = folder / "model.safetensors"
-    good = weights.read_bytes()
-    if damage == "cut":
-        weights.write_bytes(good[:-8])
-    elif damage == "changed":
-        weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    else:
-        (folder / "complete.json").unlink()
-    assert ours.converted(file) == folder
-    assert weights.read_bytes() == good
 
 
 def in_first_tensor(content: bytes, offset: int, value: bytes) -> bytes:

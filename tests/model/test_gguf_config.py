@@ -18,15 +18,11 @@ from draftsmith.errors import LoadError
 from draftsmith.model.gguf_file import read_file
 from draftsmith.model.load import load
 
+pytestmark = pytest.mark.usefixtures("kept")
 POSITIONS = (10, 60, 200, 300)
 CONTEXT = 512
 LAYERS = 2
 HEAD = 16
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
 
 
 def model(kind: str = "llama", **settings: Any) -> Any:
@@ -81,7 +77,6 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 SHORT, LONG = [1.0 + i / 7 for i in range(6)], [1.0 + i * i for i in range(6)]
 LONGROPE = {"type": "longrope", "short_factor": SHORT, "long_factor": LONG}
-PHI3 = {"partial_rotary_factor": 0.75, "rope.dimension_count": 12}
 FACTORS = {
     "rope_factors_long.weight": np.array(LONG, np.float32),
     "rope_factors_short.weight": np.array(SHORT, np.float32),

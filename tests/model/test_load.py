@@ -256,8 +256,8 @@ def test_a_device_map(folder: Path) -> None:
 def test_costs_are_measured_by_width(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()
     monkeypatch.setattr("draftsmith.model.measure.perf_counter", lambda: 0.5 * next(ticks))
-    costs = pass_cost(load(build("llama")), widths=(1, 4), context=16, repeats=2)
-    assert list(costs) == [1, 4]
+    costs = pass_cost(load(build("llama")), widths=(1, 4, 600), context=16, repeats=2)
+    assert list(costs) == [1, 4]  # of 256 positions
     assert all(seconds == 0.5 for seconds in costs.values())
     assert list(pass_cost(load(build("mamba")), widths=(1, 4), context=9, repeats=1)) == [1]
 
@@ -308,7 +308,7 @@ def test_weights_of_a_wrapped_model_are_refused(folder: Path, tmp_path: Path) ->
         load(new)
 
 
-@pytest.mark.parametrize("changed", ["hook", "blocks", "buffer", "activation", "forward"])
+@pytest.mark.parametrize("changed", ["hook", "weight", "blocks", "buffer", "activation", "forward"])
 def test_a_prefix_is_read_again_after_the_model_has_changed(changed: str) -> None:
     model, ids = build("llama"), prompt(60)
     engine = Engine(load(model), drafter="none")
@@ -316,6 +316,9 @@ def test_a_prefix_is_read_again_after_the_model_has_changed(changed: str) -> Non
     layers = model.model.layers
     if changed == "hook":
         layers[0].register_forward_hook(lambda *given: given[2] * 1.5)
+    elif changed == "weight":
+        weight = layers[0].self_attn.q_proj.weight
+        layers[0].self_attn.q_proj.weight = torch.nn.Parameter(weight.detach() * 2)
     elif changed == "blocks":
         layers[0].mlp, layers[1].mlp = layers[1].mlp, layers[0].mlp
     elif changed == "buffer":

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_runner import Mixture
 from torch import Tensor
 
 from architectures import build, prompt
@@ -17,7 +18,7 @@ from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.runner import Runner
-from replica import accept, check_step, loaded, random_draft
+from replica import accept, check_cache, check_logits, loaded, random_draft
 
 
 def packing(name: str) -> LoadedModel:
@@ -70,18 +71,24 @@ def test_the_head_projects_only_what_is_needed(picks: bool) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma2", "gpt_oss"])
 def test_rows_of_equal_length_are_as_they_are_alone(name: str) -> None:
-    """While they share buffers and calls of attention, and after some have left."""
-    runner, rng = Runner(packing(name)), random.Random(name)
-    ids = {i: prompt(20, seed=i) for i in range(10)}
-    rows = {i: runner.open(own) for i, own in ids.items()}
-    for row in rows.values():
+    """While they share buffers and calls of attention, and after one has left."""
+    runner, ids = Runner(packing(name)), [prompt(20, seed=i) for i in range(10)]
+    rows = [runner.open(own) for own in ids]
+    for row in rows:
         runner.prefill(row)
-    nothing = dict.fromkeys(rows, EMPTY)
-    for drafts in (nothing, nothing, nothing | {3: Draft.chain([5], "test")}):
-        check_step(runner, rng, rows, ids, drafts)
-    runner.close(rows.pop(5))
-    del ids[5], nothing[5]
-    check_step(runner, rng, rows, ids, nothing)
+    for turn in range(4):
+        drafts = [EMPTY] * len(rows)
+        if turn == 2:
+            drafts[3] = Draft.chain([5], "test")
+        outputs = runner.forward(rows, drafts)
+        runner.commit(rows, [()] * len(rows), [[7]] * len(rows))
+        for row, own, draft, output in zip(rows, ids, drafts, outputs, strict=True):
+            check_logits(runner.loaded.model, own, draft, output.logits)
+            own.append(7)
+            check_cache(runner, row, own)
+        if turn == 2:
+            runner.close(rows.pop(5))
+            del ids[5]
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -96,26 +103,14 @@ def tensor_bytes() -> int:
 
 
 def test_rows_that_come_and_go_leave_nothing() -> None:
-    model = packing("gemma3_text")
-    runner, rng = Runner(model), random.Random(0)
-    memory: Any = runner.store
-    rows: list[Any] = []
+    mixture = Mixture(packing("gemma3_text"), seed=0, rewinds=False)
     before = tensor_bytes()
-    for opened in range(60):
-        rows.append(runner.open(prompt(rng.randint(1, 90), seed=opened)))
-        rows[-1].rewinds = False
-        runner.prefill(rows[-1])
-        drafts = [random_draft(rng, rng.choice(["tree", "plain"])) for _ in rows]
-        runner.forward(rows, drafts)
-        accepted = [accept(rng, draft) for draft in drafts]
-        runner.commit(rows, [path for path, _ in accepted], [new for _, new in accepted])
-        del drafts, accepted
-        while len(rows) > rng.randint(0, 8):
-            runner.close(rows.pop(rng.randrange(len(rows))))
-    while rows:
-        runner.close(rows.pop())
-    assert memory.held() == 0
-    assert not memory._rows
+    for _ in range(60):
+        mixture.step()
+    for row in mixture.rows:
+        mixture.runner.close(row)
+    assert mixture.runner.store.held() == 0
+    del mixture, row
     assert tensor_bytes() <= before
 
 

@@ -94,18 +94,6 @@ def test_longrope_prompts_beyond_the_boundary_take_one_pass() -> None:
     check_logits(model, ids[:10], EMPTY, runner.forward([row], [EMPTY])[0].logits)
 
 
-def test_longrope_rows_on_both_sides_do_not_share_a_pass() -> None:
-    model = longrope()
-    runner = Runner(load(model))
-    prompts = [prompt(BOUNDARY + 5, 1), prompt(9, 2), prompt(BOUNDARY + 2, 3), prompt(6, 4)]
-    rows = [runner.open(ids) for ids in prompts]
-    for row in rows:
-        runner.prefill(row)
-    outputs = runner.forward(rows, [EMPTY] * 4)
-    for ids, output in zip(prompts, outputs, strict=True):
-        check_logits(model, ids, EMPTY, output.logits)
-
-
 @pytest.mark.parametrize("length", [BOUNDARY - 3, BOUNDARY + 6])
 def test_dynamic_scaling_decodes_as_the_model_alone(length: int) -> None:
     ids = prompt(length)

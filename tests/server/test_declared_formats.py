@@ -37,10 +37,9 @@ FORMAT = {
 TOKENIZER.response_template = FORMAT
 
 
-def read_by(prompt: str, parts: list[str]) -> tuple[str, str, list[Any]]:
-    own: Callable[..., Any] = lambda source: declared(source, TOKENIZER, prompt, [])  # noqa: E731
-    thought, said, calls = read(Reader(tools={"f": None}, own=own), parts)
-    return thought, said, [(name, json.loads(arguments)) for name, arguments in calls]
+def reader_of(prompt: str, tokenizer: Any = TOKENIZER, **more: Any) -> Reader:
+    own: Callable[..., Any] = lambda source: declared(source, tokenizer, prompt, [])  # noqa: E731
+    return Reader(tools={"f": None}, own=own, **more)
 
 
 @pytest.mark.parametrize(("prompt", "text", "expected"), [
@@ -59,13 +58,14 @@ def test_transformers_finds_thoughts_text_and_calls_in_any_parts(
 ) -> None:
     for size in (1, 2, 3, 7, 100):
         parts = [text[at : at + size] for at in range(0, len(text), size)]
-        told = read_by(prompt, parts)
+        thought, said, calls = read(reader_of(prompt), parts)
         if expected is None:  # what cannot be parsed loses nothing that is no tag
-            assert told[2] == []
-            assert told[1].replace(" ", "").endswith(text.partition("f")[2].replace(" ", ""))
-            assert told[1].startswith("so")
+            assert calls == []
+            assert said.replace(" ", "").endswith(text.partition("f")[2].replace(" ", ""))
+            assert said.startswith("so")
         else:
-            assert told == expected, size
+            made = [(name, json.loads(arguments)) for name, arguments in calls]
+            assert (thought, said, made) == expected, size
 
 
 LOOSE = copy.deepcopy(TOKENIZER)
@@ -99,9 +99,7 @@ def test_broken_calls_and_what_the_prompt_ends_with(
     """Nothing of the answer is lost; None: all of it is text."""
     for size in (1, 3, 100):
         parts = [text[at : at + size] for at in range(0, len(text), size)]
-        own: Callable[..., Any] = lambda source: declared(source, tokenizer, prompt, [])  # noqa: E731
-        reader = Reader(tools={"f": None}, own=own)
-        _, found, made = read(reader, parts)
+        _, found, made = read(reader_of(prompt, tokenizer), parts)
         assert len(made) == calls, size
         if said is None:
             rest = text.partition("@call")[2].replace(" ", "")
@@ -112,8 +110,7 @@ def test_broken_calls_and_what_the_prompt_ends_with(
 
 
 def test_a_tag_that_is_a_token_reaches_transformers() -> None:
-    own: Callable[..., Any] = lambda source: declared(source, TOKENIZER, "", [])  # noqa: E731
-    reader = Reader(tools={"f": None}, markers={5: "@end"}, own=own)
+    reader = reader_of("", markers={5: "@end"})
     found = reader.push([Piece("@call:f{}", 9, "target", 0.0), Piece("", 5, "target", 0.0)])
     assert [part.name for part in found if isinstance(part, Call)] == ["f"]
 

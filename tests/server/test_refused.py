@@ -205,12 +205,16 @@ def test_the_error_says_what_is_wrong_with_which_field(
         assert error["param"] == [None, *more, *other][-1]
 
 
-BODIES: list[tuple[bytes, int]] = [
-    (b"", 400), (b"{", 400), (b"null", 400), (b"[1]", 400), (b'"a"', 400), (b"[" * 50_000, 400),
-    (b'{"prompt": "\xff"}', 400), (b'{"prompt": "\\ud800"}', 400), (b'{"prompt": 5}', 400),
-    (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", 400),
-    (b'{"prompt": "' + b"a" * 4_000_000 + b'"}', 413),
-    *((b'{"prompt": "a", "temperature": 1, "max_tokens": 1, ' + more + b"}", status)
+BODIES: list[tuple[bytes, int, str]] = [
+    (b"", 400, "there is no body; send a JSON object"),
+    (b'{"x": ' * 50_000, 400, "the body is nested too deeply"),
+    (b'{"prompt": "\xff"}', 400, "the body is not JSON: 'utf-8' codec"),
+    (b'{"prompt": ' + b"9" * 5000 + b"}", 400, "the body is not JSON: Exceeds the limit"),
+    (b'{"prompt": "' + b"a" * 4_000_000 + b'"}', 413, ""),
+    *((body, 400, "") for body in (
+        b"{", b"null", b"[1]", b'"a"', b"[" * 50_000, b'{"prompt": "\\ud800"}', b'{"prompt": 5}',
+        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}")),
+    *((b'{"prompt": "a", "temperature": 1, "max_tokens": 1, ' + more + b"}", status, "")
       for status, mores in (
           (400, (b'"temperature": NaN', b'"top_p": NaN', b'"min_p": Infinity',
                  b'"presence_penalty": 1e400', b'"logit_bias": {"5": NaN}',
@@ -220,35 +224,21 @@ BODIES: list[tuple[bytes, int]] = [
                  b'"temperature": 1e-30, "repetition_penalty": 100, "logit_bias": {"5": 100}')),
       ) for more in mores),
 ]  # fmt: skip
+"""Body, status, and how the error begins."""
 
 
-@pytest.mark.parametrize(("body", "status"), BODIES, ids=range(len(BODIES)))
-def test_no_body_is_a_crash(client: TestClient, body: bytes, status: int) -> None:
+@pytest.mark.parametrize(("body", "status", "why"), BODIES, ids=range(len(BODIES)))
+def test_no_body_is_a_crash(client: TestClient, body: bytes, status: int, why: str) -> None:
     headers = {"content-type": "application/json"}
     response = client.post(TEXT, content=body, headers=headers)
     assert response.status_code == status
-    assert status == 200 or response.json()["error"]["message"]
     if status == 200:  # unless it is a form, which a foreign page may send without being asked
         form = {"content-type": "text/plain"}
         assert client.post(TEXT, content=body, headers=form).status_code == 400
-
-
-@pytest.mark.parametrize(
-    ("body", "wanted"),
-    [
-        (b"", "there is no body; send a JSON object"),
-        (b'{"x": ' * 50_000, "the body is nested too deeply"),
-        (b'{"prompt": "\xff"}', "the body is not JSON: 'utf-8' codec"),
-        (b'{"prompt": ' + b"9" * 5000 + b"}", "the body is not JSON: Exceeds the limit"),
-    ],
-    ids=range(4),
-)
-def test_a_body_that_cannot_be_read_is_told_why(
-    client: TestClient, body: bytes, wanted: str
-) -> None:
-    response = client.post(TEXT, content=body, headers={"content-type": "application/json"})
-    assert response.status_code == 400
-    assert wanted in response.json()["error"]["message"]
+        return
+    message = response.json()["error"]["message"]
+    assert message
+    assert message.startswith(why)
 
 
 @pytest.mark.parametrize("stream", [False, True])

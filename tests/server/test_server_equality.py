@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -11,15 +10,10 @@ from typing import Any
 
 import httpx2
 import pytest
-import torch
 from serving import CHAT, api_of, client_of, engine, events, idle, listening, said, until
 
 import heads
 import tiny
-from draftsmith import builtin
-from draftsmith.engine.engine import Engine
-from draftsmith.model.load import load
-from draftsmith.server.api import Api
 
 REQUESTS = 24
 
@@ -58,9 +52,10 @@ def mixed(rng: random.Random, number: int) -> dict[str, Any]:
     return body | {"messages": messages}
 
 
-def many(requests: int) -> list[dict[str, Any]]:
+@cache
+def many() -> list[dict[str, Any]]:
     rng = random.Random(19)
-    return [mixed(rng, number) for number in range(requests)]
+    return [mixed(rng, number) for number in range(REQUESTS)]
 
 
 def told(response: httpx2.Response, n: int) -> Told:
@@ -74,25 +69,11 @@ def told(response: httpx2.Response, n: int) -> Told:
     return [(said(chunks, index), ends[index]) for index in range(n)]
 
 
-def one_by_one(api: Api, asked: Iterable[dict[str, Any]]) -> list[Told]:
-    with client_of(api) as alone:
-        return [told(alone.post(CHAT, json=body), body.get("n", 1)) for body in asked]
-
-
-def at_once(api: Api, asked: Sequence[dict[str, Any]]) -> list[Told]:
-    with listening(api) as address, ThreadPoolExecutor(16) as threads:
-
-        def ask(body: dict[str, Any]) -> Told:
-            return told(httpx2.post(address + CHAT, json=body, timeout=3000), body.get("n", 1))
-
-        found = list(threads.map(ask, asked))
-        until(lambda: idle(api))
-    return found
-
-
 @cache
 def plain_answers() -> list[Told]:
-    return one_by_one(api_of(engine("none", max_batch=1, prefixes=0)), many(REQUESTS))
+    """One by one."""
+    with client_of(api_of(engine("none", max_batch=1, prefixes=0))) as alone:
+        return [told(alone.post(CHAT, json=body), body.get("n", 1)) for body in many()]
 
 
 @pytest.mark.parametrize("drafter", [
@@ -104,22 +85,13 @@ def test_every_answer_is_the_one_it_has_alone(drafter: str, tmp_path: Path) -> N
     head = heads.random_head(64, len(tiny.tokenizer()), 60, reads=1)
     drafter = drafter.replace("HEAD", heads.save(tmp_path, head, layer_ids=(1,)))
     api = api_of(engine(drafter, max_batch=8), queue=REQUESTS * 2)
-    assert at_once(api, many(REQUESTS)) == plain_answers()
+    with listening(api) as address, ThreadPoolExecutor(16) as threads:
+
+        def ask(body: dict[str, Any]) -> Told:
+            return told(httpx2.post(address + CHAT, json=body, timeout=3000), body.get("n", 1))
+
+        found = list(threads.map(ask, many()))
+        until(lambda: idle(api))
+    assert found == plain_answers()
     source = drafter.partition("(")[0]
     assert f'model_name="tiny",source="{source}"' in api.metrics.text().decode()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "requests"), [("edit-7m", 20), ("smollm2", 4)])
-def test_a_served_model_answers_many_as_it_answers_one(
-    model: str, requests: int, request: pytest.FixtureRequest
-) -> None:
-    """Also in float64; in float32, test_lossless.py compares answers that share passes."""
-    if model == builtin.SMOLLM2:
-        request.getfixturevalue("smollm2")  # skips where it is not installed
-    made, asked = load(builtin.resolve(model), dtype=torch.float64), many(requests)
-    plain = one_by_one(api_of(Engine(made, drafter="none", max_batch=1, prefixes=0)), asked)
-    for drafter in ("auto", "none"):
-        api = api_of(Engine(made, drafter=drafter, max_batch=8, prefixes=8), queue=2 * requests)
-        assert at_once(api, asked) == plain
-        assert ('source="auto' in api.metrics.text().decode()) == (drafter == "auto")

@@ -24,13 +24,12 @@ from draftsmith.engine import scheduler as scheduling
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import LoadError, OptionError
 from draftsmith.server import create_app
-from draftsmith.server.api import Api
 from draftsmith.server.app import application
 from draftsmith.server.keys import Keys
 from draftsmith.server.refusals import Refusal
 from draftsmith.server.run import JsonLines, server
 from draftsmith.server.settings import Settings
-from draftsmith.server.worker import Deadline, Job
+from draftsmith.server.worker import Deadline
 from draftsmith.testing import Scripted
 from draftsmith.text.grammar import Grammar
 
@@ -87,19 +86,13 @@ def test_a_client_that_leaves_gives_its_row_back_within_a_step(gate: Gate, strea
     assert sequence.generated <= before + 1
 
 
-async def begun(api: Api, **options: Any) -> Job:
-    """A job whose answer is in line."""
-    job = api.worker.job(1, perf_counter())
-    sequences = api.engine.prepare(options).sequences([ASK["messages"]], streaming=True)
-    job.start(sequences)
-    return job
-
-
 def test_time_is_over_also_for_who_always_has_something_to_read() -> None:
     api = api_of(engine("none"))
 
     async def scenario() -> None:
-        job = await begun(api, max_new_tokens=9)
+        job = api.worker.job(1, perf_counter())
+        prepared = api.engine.prepare({"max_new_tokens": 9})
+        job.start(prepared.sequences([ASK["messages"]], streaming=True))
         while job._waiting.empty():
             await asyncio.sleep(0.001)
         job._deadline = 0.0
@@ -107,18 +100,6 @@ def test_time_is_over_also_for_who_always_has_something_to_read() -> None:
             await anext(job.chunks())
         assert refused.value.code == "timeout"
         job.close()
-        api.close()
-
-    asyncio.run(scenario())
-
-
-def test_an_answer_that_is_whole_takes_no_place_while_its_end_is_read() -> None:
-    api = api_of(engine("none"))
-
-    async def scenario() -> None:
-        job = await begun(api, max_new_tokens=3)
-        async for chunk in job.chunks():
-            assert api.worker.open == (chunk.result is None)
         api.close()
 
     asyncio.run(scenario())
@@ -191,23 +172,6 @@ def test_time_is_limited(gate: Gate) -> None:
         assert client.post(CHAT, json=ASK).status_code == 504
         assert client.get("/health").status_code == 200
         gate.open.set()
-
-
-def test_nothing_is_left_of_many_requests() -> None:
-    """Some leave in the middle, some are refused; no row, sequence or call stays."""
-    api = api_of(engine("auto", max_batch=4), queue=8)
-    with listening(api) as address, ThreadPoolExecutor(8) as threads:
-
-        def ask(number: int) -> None:
-            body = ASK | {"max_tokens": 1 + number % 20, "stream": number % 3 != 0}
-            body |= {"model": "other"} if number % 10 == 7 else {}
-            with httpx2.stream("POST", address + CHAT, json=body, timeout=600) as response:
-                for _ in response.iter_lines():
-                    if number % 3 == 1:
-                        return  # leaves
-
-        list(threads.map(ask, range(30)))
-        until(lambda: idle(api))
 
 
 # --- what fails -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import checkouts, gpu, head_quality, servers, shared, simulated, vllm_live
+from benchmarks import gpu, servers, shared
 from benchmarks import load as load_of
 from benchmarks.gpu import checks
 from benchmarks.lookup import measured_cost
@@ -30,7 +30,6 @@ from benchmarks.shared import Options
 
 import heads
 import tiny
-from draftsmith.lab.bench.records import Record
 from draftsmith.model.load import load
 
 FOLDER = Path(shared.__file__).parent
@@ -41,7 +40,6 @@ FILES = {
 BENCHMARKS = sorted(
     name for name, path in FILES.items() if "def parser(" in path.read_text(encoding="utf-8")
 )
-MESSAGES = ({"role": "user", "content": "Hello"},)
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="processes cannot be stopped there")
 
 
@@ -100,49 +98,6 @@ def test_a_cost_is_measured_again_for_another_model(tmp_path: Path) -> None:
     first, same, other = (measured_cost(model, tmp_path, quick=True) for model in models)
     assert first == same
     assert (first.model, other.model) == ("edit-1m", "edit-7m")
-
-
-def test_a_head_is_measured_again_if_it_was_fitted_on_other_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[bool] = []
-
-    def counts(_engine: Any, _one: Any, _nodes: int, quality: Any) -> list[int]:
-        asked.append(quality is not None)
-        return [1, 1, 1, 1]
-
-    def of(row: Any, _model: Any) -> Any:
-        return simulated.Plain(row, torch.zeros(1), torch.zeros(1))
-
-    made = {"load": lambda *_, **__: SimpleNamespace(model=None), "Engine": str, "counts": counts,
-            "quality_for": lambda *_: simulated.Quality(1.0, 1.0),
-            "Plain": SimpleNamespace(of=of)}  # fmt: skip
-    for name, fake in made.items():
-        monkeypatch.setattr(head_quality, name, fake)
-    words = ["DATA", "--shares", "0.5", "--nodes", "6", "-o", f"{tmp_path}/out"]
-    for count, wanted in ((1, [False, True]), (1, []), (2, [False, True, True])):
-        rows = [SimpleNamespace(prompt_ids=[n], output_ids=[2]) for n in range(count)]
-        monkeypatch.setattr(shared, "plain_answers", lambda *_, rows=rows: rows)
-        asked.clear()
-        shared.run(head_quality.parser(), head_quality.measure, words)
-        assert sorted(asked) == wanted
-
-
-def test_without_plain_answers_none_is_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def session(job: dict[str, Any]) -> dict[str, Any]:
-        if "speculative_config" not in job["llm"]:
-            raise RuntimeError("it did not start")
-        counts = {"vllm:generation_tokens": 2}
-        return {"answers": [[[1, 2]]], "metrics": counts, "seconds": 1.0, "wall": 1.0}
-
-    monkeypatch.setattr(vllm_live, "session", session)
-    (prompts := tmp_path / "prompts.jsonl").write_text("[1]\n")
-    shared.run(vllm_live.parser(), vllm_live.measure, ["MODEL", f"{prompts}", "-o", f"{tmp_path}"])
-    page = (tmp_path / "vllm_live.md").read_text(encoding="utf-8")
-    assert "| plain | it did not start |" in page
-    assert " of 1 |" not in page
 
 
 def source(folder: Path, text: str) -> Path:
@@ -213,35 +168,6 @@ def test_results_of_another_model_or_peer_are_not_used_again(
     assert set(measured("b/model")) == {(arm, "b/model") for arm in arms}
     peer.write_text("another version")
     assert measured("b/model") == [(servers.LLAMA, "b/model")]
-
-
-@pytest.mark.slow
-def test_checkouts_are_measured_again_if_the_other_one_or_the_model_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[tuple[str, str]] = []
-
-    class Fake:
-        def __init__(self, folder: Path, model: str, *_: Any) -> None:
-            started.append((folder.name, model))
-
-        def ask(self, prompts: list[Any], *_: Any) -> tuple[float, list[list[int]]]:
-            return 1.0, [[1]] * len(prompts)
-
-        def close(self) -> None: ...
-
-    monkeypatch.setattr(checkouts, "Checkout", Fake)
-    monkeypatch.setattr(shared, "live", lambda *_: [Record("a", "s", messages=MESSAGES)])
-    words = ["DATA", "--dtypes", "float32", "--quick", "--threads", "1", "-o", f"{tmp_path}/out"]
-    for number, (other, text, model) in enumerate(
-        [("one", "a", "edit-1m"), ("two", "b", "edit-1m"), ("two", "c", "edit-1m"),
-         ("two", "c", "edit-7m"), ("three", "c", "edit-7m")]
-    ):  # fmt: skip
-        path, started[:] = source(tmp_path / other, text), []
-        shared.run(
-            checkouts.parser(), checkouts.measure, [*words, "--other", f"{path}", "-m", model]
-        )
-        assert set(started) == ({("src", model), (other, model)} if number < 4 else set())
 
 
 @pytest.mark.parametrize("page", sorted(FOLDER.glob("results/*.md")), ids=lambda page: page.stem)

@@ -34,8 +34,6 @@ from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.replay import Replay, ReplayBudget, replay
 from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.model.load import load
-from draftsmith.model.measure import pass_cost
-from draftsmith.model.runner import Runner
 
 call = partial(command.call, "bench")
 
@@ -171,15 +169,6 @@ def test_costs_of_a_tiny_model() -> None:
     assert found.versions.keys() >= {"draftsmith", "torch", "transformers"}
     with pytest.raises(UnsupportedError, match="too short"):
         measure_cost(loaded, Grid(positions=(1, 600)))
-
-
-def test_costs_by_width_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device is waited for after the prompt, and after every step."""
-    waits: list[int] = []
-    monkeypatch.setattr(Runner, "wait", lambda _: waits.append(1))
-    costs = pass_cost(load(tiny.model()), widths=(1, 16, 600), repeats=1)
-    assert list(costs) == [1, 16]  # of 512 positions
-    assert len(waits) >= 1 + 2 * (1 + 1)
 
 
 def test_the_commands(tmp_path: Path) -> None:

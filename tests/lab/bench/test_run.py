@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +27,7 @@ from draftsmith.lab.bench.generations import Generation, ResultFile, differences
 from draftsmith.lab.bench.records import Record, conversation
 from draftsmith.lab.bench.replay import replay
 from draftsmith.lab.bench.run import RunPlan, measure
-from draftsmith.lab.bench.settings import commit, settings
+from draftsmith.lab.bench.settings import settings
 from draftsmith.model.agreement import first_difference, top_two_gap
 from draftsmith.model.load import load
 from draftsmith.model.loaded import LoadedModel
@@ -440,16 +439,6 @@ def test_models_that_are_not_told_positions_are_not_dictated_to() -> None:
     assert [row.output_ids for row in go(plan)] == [[5, 6]]
     with pytest.raises(UnsupportedError, match="passes no position_ids to this model"):
         go(plan_of(model, "hf:generate", records=[asked], dictate=True))
-
-
-def test_a_commit_that_git_does_not_tell_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(command: list[str], **_: Any) -> Any:
-        raise subprocess.CalledProcessError(128, command, stderr="fatal: dubious ownership\nmore")
-
-    monkeypatch.setattr(subprocess, "run", refuse)
-    told = commit.__wrapped__()
-    assert told in (None, "unknown (fatal: dubious ownership)")  # None: this is no checkout
-    assert (told is None) == (not (Path(__file__).parents[3] / ".git").exists())
 
 
 def test_a_prompt_that_cannot_be_used_does_not_replace_the_warm_up(model: LoadedModel) -> None:

@@ -338,28 +338,26 @@ def ranked(plan: CorpusPlan, folder: Path, model: LoadedModel) -> Path:
     return folder / files.BUILDING / "scores.jsonl"
 
 
-def test_a_journal_with_wrong_numbers_is_read_up_to_them(
-    plan: CorpusPlan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
+@pytest.mark.parametrize(
+    ("place", "log_p"),
+    [(1, "[1.0]"), (1, "null"), (1, '["x"]'), (1, "NaN"), (None, "[1.0]")],
+    ids=["too few", "no list", "no number", "not finite", "one pass too many"],
+)
+def test_a_journal_is_read_up_to_a_wrong_line(
+    plan: CorpusPlan,
+    model: LoadedModel,
+    expected: dict[str, bytes],
+    tmp_path: Path,
+    place: int | None,
+    log_p: str,
 ) -> None:
-    for number, wrong in enumerate(("[1.0]", "null", '["x"]', "NaN")):
-        folder = tmp_path / str(number)
-        journal = ranked(plan, folder, model)
-        first, _, *rest = journal.read_text().splitlines(keepends=True)
-        journal.write_text("".join([first, f'{{"pass": 1, "log_p": {wrong}}}\n', *rest]))
-        make(plan, folder, model)
-        assert content(folder) == expected
-
-
-def test_a_journal_with_one_pass_too_many_is_read_up_to_it(
-    plan: CorpusPlan, model: LoadedModel, expected: dict[str, bytes], tmp_path: Path
-) -> None:
-    folder = tmp_path / "c"
-    journal = ranked(plan, folder, model)
-    count = len(journal.read_text().splitlines())
-    with journal.open("a") as file:
-        file.write(f'{{"pass": {count}, "log_p": [1.0]}}\n')
-    make(plan, folder, model)
-    assert content(folder) == expected
+    journal = ranked(plan, tmp_path, model)
+    lines = journal.read_text().splitlines(keepends=True)
+    place = len(lines) if place is None else place
+    lines[place : place + 1] = [f'{{"pass": {place}, "log_p": {log_p}}}\n']
+    journal.write_text("".join(lines))
+    make(plan, tmp_path, model)
+    assert content(tmp_path) == expected
 
 
 def test_texts_that_could_not_be_read_may_be_mended(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,17 +43,11 @@ def test_the_command_keeps_what_auto_then_begins_with(folder: Path, kept: Path) 
     assert ran.exit_code == 0, ran.output
     assert "until you delete it" in " ".join(ran.stderr.split())
     assert [file.suffix for file in (kept / "auto").iterdir()] == [".safetensors"]
-    model = load(folder)
-    plain, tuned = Engine(model, drafter="none"), Engine(model)
-    assert tuned.drafter.bigrams is not None  # type: ignore[attr-defined]
-    for seed in range(2):
-        ids, options = prompt(12, seed=seed), {"max_new_tokens": 20, "seed": seed}
-        for temperature in (0.0, 1.0):
-            answers = [
-                engine.generate(ids, temperature=temperature, **options).tokens
-                for engine in (plain, tuned)
-            ]
-            assert answers[0] == answers[1]
+    engine = Engine(load(folder))
+    assert engine.drafter.bigrams is not None  # type: ignore[attr-defined]
+    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0, "seed": 1}
+    plain = engine.generate(prompt(12), drafter="none", **options)
+    assert engine.generate(prompt(12), **options).tokens == plain.tokens
 
 
 def test_models_that_cannot_be_asked() -> None:

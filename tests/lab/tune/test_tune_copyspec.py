@@ -1,9 +1,8 @@
-"""Choosing γ: what is counted equals what decoding does, and the similarity is appendix A's."""
+"""Choosing γ: the fastest in a replay; and the similarity is appendix A's."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -27,26 +26,15 @@ def asked(engine: Engine, records: list[Record]) -> list[tuning.Text]:
     return answers(engine, records, LIMIT, Finished(), lambda _: None)[0]
 
 
-def test_counts_are_those_of_decoding() -> None:
-    engine = Engine.from_pretrained(
-        build("gpt2"), tokenizer=tiny.tokenizer(), drafter="none"
-    )  # its answers end in loops
+def test_the_best_gamma_has_the_highest_predicted_speed() -> None:
+    # Its answers end in loops.
+    engine = Engine.from_pretrained(build("gpt2"), tokenizer=tiny.tokenizer(), drafter="none")
     prompts = [prompt(12, seed=n) * 2 for n in (1, 2)]
     texts = asked(engine, [Record(str(i), "s", prompt_ids=tuple(p)) for i, p in enumerate(prompts)])
-    for gamma in (1, 3):
-        found = measured(engine, texts, LIMIT, Slope(0.02), gamma)
-        live = [
-            engine.generate(
-                ids, drafter=f"copyspec(gamma={gamma})", budget="drafter", temperature=0.0,
-                max_new_tokens=LIMIT,
-            )
-            for ids in prompts
-        ]  # fmt: skip
-        assert [answer for _, answer in texts] == [one.tokens for one in live]
-        for name in ("passes", "attempts", "drafted", "accepted"):
-            assert asdict(found.stats)[name] == sum(asdict(one.stats)[name] for one in live)
-        assert found.stats.accepted > 0
+    plain = engine.generate(prompts, max_new_tokens=LIMIT)
+    assert [answer for _, answer in texts] == [one.tokens for one in plain]
     found = [measured(engine, texts, LIMIT, Slope(0.5), gamma) for gamma in (1, 3, 10)]
+    assert all(one.stats.accepted for one in found)
     fastest = max(one.estimate.speedup for one in found)
     assert best(found).estimate.speedup == pytest.approx(fastest, abs=1e-3)
 
@@ -115,8 +103,7 @@ def test_the_similarity_is_that_of_the_average_and_the_next_token(
     )  # no place: not a number
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
+def test_the_command(tmp_path: Path, kept: Path) -> None:
     folder, file = tmp_path / "tiny", tmp_path / "prompts.jsonl"
     tiny.save(folder)
     asks = ["the quick brown fox jumps over the quick brown", "hello " * 600]
@@ -126,7 +113,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran.exit_code == 0, ran.output
     assert "← fastest" in ran.stdout
     assert "left out: prompts/1" in ran.stderr
-    assert list((tmp_path / "cache" / "pld_plus").iterdir()) == []
+    assert list((kept / "pld_plus").iterdir()) == []
     ran = run_command(*command, "--json")
     rows = json.loads(ran.stdout)["rows"]
     assert [row["gamma"] for row in rows] == [*GAMMAS]

@@ -30,6 +30,7 @@ from draftsmith.lab.tune.pld_plus import (
     shortest_good,
 )
 
+pytestmark = pytest.mark.usefixtures("kept")
 PROMPTS = [prompt(12, seed=n) * 2 for n in (1, 2)]
 LIMIT = 40
 
@@ -39,12 +40,6 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     engine = Engine.from_pretrained(build("gpt2"), drafter="none")  # its answers end in loops
     monkeypatch.setattr(engine.model.model.config, "_name_or_path", "some/gpt")
     return engine
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def test_a_token_comes_from_where_the_common_past_is_longest() -> None:
@@ -158,7 +153,7 @@ def test_a_model_whose_attention_is_not_ours_gets_layer_and_k(
 
 
 def test_the_command_saves_what_pld_plus_then_uses(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "tiny"
     tiny.save(folder)
@@ -174,7 +169,7 @@ def test_the_command_saves_what_pld_plus_then_uses(
     assert ran.exit_code == 0, ran.output
     assert "left out" in ran.stderr
     assert "layer" in ran.stdout
-    found = list((cache / "pld_plus").iterdir())
+    found = list((kept / "pld_plus").iterdir())
     assert [path.suffix for path in found] == [".json"]
     assert json.loads(found[0].read_text(encoding="utf-8"))["prompts"] == 2
     ran = run_command(*command, "--json")
