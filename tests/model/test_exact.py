@@ -273,7 +273,7 @@ def differing(engine: Engine, texts: list[Any], length: int, **sampling: Any) ->
 
 
 def test_another_default_dtype_changes_nothing() -> None:
-    text, options, built = prompts(4)[3], {"max_new_tokens": 16}, model("llama")
+    text, options, built = random_prompts(90, 4)[3], {"max_new_tokens": 16}, model("llama")
     expected = Engine(built, exact=True, drafter="none").generate(text, **options)
     before = torch.get_default_dtype()
     try:
