@@ -172,14 +172,16 @@ def check_packed(runner: Runner, ref: Reference) -> list[Finding]:
     # Accept so much that two prompt tokens are left, and the next pass has the same width.
     runner.commit([row], [range(PROMPT - 3)], [ref.prompt[1:]])
     tree, after = runner.forward([row, other], [ref.draft, EMPTY])
-    found = [changed(runner, before.logits, after.logits)]
+    found = [unchanged(runner, before.logits, after.logits)]
     found += [ref.along(one.logits[0], 0, 2) for one in (before, after)]
     found += [ref.along(got, 0, i) for i, got in enumerate(line.logits)]
     found += [ref.at(got, node) for node, got in enumerate(tree.logits, -1)]
-    return found + step(runner, ref, row, ACCEPTED)
+    return found + plain_step(runner, ref, row, ACCEPTED)
 
 
-def step(runner: Runner, ref: Reference, row: SequenceRow, path: Sequence[int]) -> list[Finding]:
+def plain_step(
+    runner: Runner, ref: Reference, row: SequenceRow, path: Sequence[int]
+) -> list[Finding]:
     """Run a pass over one token after an accepted path that is not the first in memory."""
     tokens = [ref.nodes[node] for node in LEAVES[1]]
     runner.commit([row], [path], [tokens])
@@ -191,8 +193,8 @@ def step(runner: Runner, ref: Reference, row: SequenceRow, path: Sequence[int]) 
     return found
 
 
-def changed(runner: Runner, before: Tensor, after: Tensor) -> Finding:
-    """Compare rows (n, V) of two passes that should be equal."""
+def unchanged(runner: Runner, before: Tensor, after: Tensor) -> Finding:
+    """Compare logits (n, V) that the other rows and drafts of two passes should not change."""
     change = max(distance(a, b) for a, b in zip(before, after, strict=True))
     what = "rows of a pass change each other"
     return Finding(change, independence(runner.loaded), what, sole=True)
