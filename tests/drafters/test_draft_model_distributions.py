@@ -113,7 +113,7 @@ def test_a_draft_model_that_always_overflows_is_reported(
         step([done], target)
     assert done.stats.drafted == 0
     assert done.stats.drafter_failures == 1
-    assert any("the drafter failed" in notice for notice in done.notices.values())
+    assert any("the drafter failed" in notice for notice in done.failures.values())
 
 
 SPELLINGS = st.sampled_from([b"a", b"b", b"aa", b"ab", b"ba", b"aab"])

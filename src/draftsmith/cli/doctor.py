@@ -77,6 +77,7 @@ def head_of(text: str) -> HeadDrafter:
 
 def examine(loaded: LoadedModel, head: HeadDrafter | None) -> dict[str, Any]:
     """Everything `doctor` finds out, as plain values; `head`: a drafter with a trained head."""
+    from draftsmith.model.capabilities import DEPENDENT_ROWS
     from draftsmith.model.load import load
     from draftsmith.model.measure import compare_dtypes, versions
 
@@ -89,10 +90,10 @@ def examine(loaded: LoadedModel, head: HeadDrafter | None) -> dict[str, Any]:
         "capabilities": asdict(capabilities) | {"explained": capabilities.explain()},
         "linear_layers": loaded.prepacked.explain() if loaded.prepacked else None,
         "exact": exactness(loaded),
-        "rows_independent": not any(r.startswith("rows of a pass") for r in capabilities.reasons),
+        "rows_independent": not any(r.startswith(DEPENDENT_ROWS) for r in capabilities.reasons),
     }
-    packed = loaded.prepacked is not None
-    again = partial(load, loaded.name, None, device=loaded.device, prepack=packed)
+    prepack = loaded.prepacked is not None
+    again = partial(load, loaded.name, None, device=loaded.device, prepack=prepack)
     seconds, left_out = compare_dtypes(loaded, lambda dtype: again(dtype=dtype))
     record["pass_seconds"], record["not_measured"] = seconds, left_out
     faithful = {"float32", model["dtype"], model["checkpoint_dtype"]}

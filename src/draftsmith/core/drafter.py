@@ -119,7 +119,7 @@ class Drafter(ABC):
     shares_noise: ClassVar[bool] = False
     """Whether the target should draw with noise that the drafter can predict (`Context.noise`)."""
     width: ClassVar[int] = 16
-    """Number of nodes it drafts without a budget."""
+    """`preferred_width` of a drafter without an option for it; 0: it never drafts."""
 
     def bind(self, model: ModelFacts) -> Drafter:  # noqa: ARG002
         """Return the drafter for this model; a different object if it loads or compares something.
@@ -146,7 +146,7 @@ class Drafter(ABC):
         return [state.draft(ctx) for state, ctx in zip(states, contexts, strict=True)]
 
     def preferred_width(self) -> int:
-        """Return the nodes per step for `budget="drafter"`, such as the paper's block length."""
+        """Return the nodes per step for `budget="drafter"`, which are also the most for "auto"."""
         return self.width
 
     def auto_budget(self, cost: CostCurve) -> Budget:

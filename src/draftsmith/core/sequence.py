@@ -115,8 +115,8 @@ class Sequence:
         """Error that ended it; None if a stop rule did."""
         self.drafter_error: Exception | None = None
         """Error for which its drafter was disabled."""
-        self.notices: dict[tuple[str, str], str] = {}
-        """(failure, error type) → sentence, for failures that did not end the answer."""
+        self.failures: dict[tuple[str, str], str] = {}
+        """(failure, error type) → notice, for failures that did not end the answer."""
         self.stalls = stalls or Stalls()
         self.drafting_seconds = 0.0
         """Seconds of drafting for the last pass, for all sequences of its drafter together."""
@@ -157,12 +157,12 @@ class Sequence:
         self.error, self.finish_reason = error, "error"
 
     def note(self, what: str, error: Exception) -> None:
-        """Store a sentence about a failure, one per kind of error.
+        """Store a notice of a failure, one per kind of error.
 
         The error itself is not stored: its traceback holds the tensors of the pass.
         """
         kind = type(error).__name__
-        self.notices.setdefault((what, kind), f"{what} ({kind}: {first_line(error)})")
+        self.failures.setdefault((what, kind), f"{what} ({kind}: {first_line(error)})")
 
     def pass_failed(self, what: str, error: Exception) -> None:
         """Count a pass that is repeated with less of this sequence, and note the reason."""

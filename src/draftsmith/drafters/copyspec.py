@@ -31,9 +31,9 @@ class CopySpec(Drafter):
     summary: ClassVar[str] = "copy what followed the last γ tokens (CopySpec)"
 
     def __post_init__(self) -> None:
-        at_least(self, "gamma", 1)
+        at_least(self, 1, "gamma")
         switches(self)
-        at_least(self, "block", 0)
+        at_least(self, 0, "block")
         one_of(self, "match", ("first", "last"))
 
     def preferred_width(self) -> int:

@@ -40,8 +40,7 @@ class LongestMatch(Drafter):
     summary: ClassVar[str] = "the longest recent match, with a length by measured acceptance"
 
     def __post_init__(self) -> None:
-        for option in ("min", "max", "candidates"):
-            at_least(self, option, 1)
+        at_least(self, 1, "min", "max", "candidates")
 
     def preferred_width(self) -> int:
         return self.max

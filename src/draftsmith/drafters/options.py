@@ -11,9 +11,10 @@ from draftsmith.errors import OptionError
 from draftsmith.values import number, switch
 
 
-def at_least(drafter: Drafter, option: str, least: int) -> None:
-    """Convert the option to an int; raise OptionError unless it is an integer >= `least`."""
-    _number(drafter, option, int, least=least)
+def at_least(drafter: Drafter, least: int, *options: str) -> None:
+    """Convert options to ints; raise OptionError for one that is no integer >= `least`."""
+    for option in options:
+        _number(drafter, option, int, least=least)
 
 
 def within(drafter: Drafter, option: str, least: float, most: float, note: str = "") -> None:

@@ -67,10 +67,9 @@ class PldPlus(Drafter):
     def __post_init__(self) -> None:
         one_of(self, "rank", ("hidden", "attention"))
         one_of(self, "combine", ("max", "sum"))
-        at_least(self, "K", 1)
-        at_least(self, "average", 1)
+        at_least(self, 1, "K", "average")
         if self.layer is not None:
-            at_least(self, "layer", 1)
+            at_least(self, 1, "layer")
         self._check_heads()
         if self.rank == "attention":  # an example, like `needs` above
             object.__setattr__(self, "needs", Needs(attention_heads=((8, 0),)))
@@ -86,7 +85,7 @@ class PldPlus(Drafter):
         if isinstance(heads, str) and heads in ("layer", "all"):
             return
         if is_number(heads, int):
-            at_least(self, "heads", 1)
+            at_least(self, 1, "heads")
             return
         what = "an integer >= 1, 'layer', 'all', or (layer, head) pairs like ((9, 3), (12, 0))"
         heads = listed(heads)

@@ -32,8 +32,7 @@ class PromptLookup(Drafter):
     summary: ClassVar[str] = "copy after the longest matching n-gram (prompt lookup decoding)"
 
     def __post_init__(self) -> None:
-        for option in ("max", "min", "tokens"):
-            at_least(self, option, 1)
+        at_least(self, 1, "max", "min", "tokens")
         one_of(self, "match", ("first", "last"))
         if self.min > self.max:
             raise OptionError(f"prompt_lookup: min must be <= max={self.max}, got {self.min}")

@@ -47,8 +47,7 @@ class Retrieval(Drafter):
                 f"{self.corpus!r}"
             )
         object.__setattr__(self, "corpus", os.fspath(self.corpus))  # so that `str` can be parsed
-        for option in ("longest", "shortest", "depth", "sample"):
-            at_least(self, option, 1)
+        at_least(self, 1, "longest", "shortest", "depth", "sample")
         if self.shortest > self.longest:
             raise OptionError(
                 f"{self.name}: shortest must be <= longest={self.longest}, got {self.shortest}"

@@ -80,8 +80,7 @@ class SDSAT(Drafter):
     """Whether the bound model verifies trees."""
 
     def __post_init__(self) -> None:
-        at_least(self, "k", 1)
-        at_least(self, "passes", 1)
+        at_least(self, 1, "k", "passes")
         if self.passes > 2:
             raise OptionError(f"{self.name}: passes must be 1 or 2, got {self.passes}")
         if self.tree is None:
@@ -92,7 +91,7 @@ class SDSAT(Drafter):
                 "after the nodes of a chain"
             )
         if is_number(self.tree, int):
-            at_least(self, "tree", 1)
+            at_least(self, 1, "tree")
             return
         what = "a number of nodes, or numbers of candidates for each depth such as (3, 2, 1)"
         widths = tuple(token_ids(f"{self.name}: tree", self.tree, what=what))

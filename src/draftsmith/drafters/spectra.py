@@ -79,7 +79,7 @@ class Spectra(Drafter):
 
     def __post_init__(self) -> None:
         _check_pool(self)
-        at_least(self, "memory", 1)
+        at_least(self, 1, "memory")
         switches(self)
         within(self, "tau", 0, 1)
         if not (self.forward or self.backward):
@@ -161,10 +161,9 @@ class Lookahead(Drafter):
 
 def _check_pool(drafter: Spectra | Lookahead) -> None:
     """Raise OptionError for wrong values of the options that both drafters have."""
-    at_least(drafter, "N", 2)
-    for option in ("W", "G"):
-        at_least(drafter, option, 1)
-    at_least(drafter, "seed", 0)
+    at_least(drafter, 2, "N")
+    at_least(drafter, 1, "W", "G")
+    at_least(drafter, 0, "seed")
     one_of(drafter, "positions", ("own", "staggered"))
 
 

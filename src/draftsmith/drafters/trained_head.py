@@ -152,8 +152,7 @@ class HeadDrafter(Drafter):
     tree. Seeds then give other tokens than plain decoding, by the same distribution."""
 
     def __post_init__(self) -> None:
-        at_least(self, "nodes", 1)
-        at_least(self, "depth", 1)
+        at_least(self, 1, "nodes", "depth")
         switches(self)
 
     @property

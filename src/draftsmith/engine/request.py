@@ -151,34 +151,38 @@ class Request:
         self, prompts: abc.Sequence[Any], n: int = 1, *, streaming: bool = False
     ) -> list[TextSequence]:
         """Create `n` sequences per prompt, with the seeds seed, seed+1, … and copied processors."""
-        encoded, tokenizer = list[tuple[Request, Any]](), self.drafting.model.tokenizer
+        encoded = []
         for index, prompt in enumerate(prompts):
             try:
-                ids = self.encode(prompt)
+                encoded.append(self._for_prompt(prompt))
             except PromptError as error:
                 if len(prompts) == 1:
                     raise
                 raise PromptError(f"prompt {index} of {len(prompts)}: {error}") from error
-            # A text is continued. The answer to messages, and perhaps to ids, begins a new text.
-            last = not isinstance(prompt, str) and text.continues(prompt, self.template)
-            # A grammar counts the space before the first word, too.
-            counted = self.grammar is not None and self.thoughts is None
-            goes_on, asked = last or counted or isinstance(prompt, str), self
-            if last and self.thoughts is not None:
-                asked = replace(self, thoughts=self.thoughts.after(prompt[-1]["content"]))
-            encoded.append((asked, (ids, text.last_written(tokenizer, ids) if goes_on else ())))
         if len(encoded) * n == 1:
-            asked, one = encoded[0]
-            return [asked.sequence(*one, streaming=streaming)]
+            request, ids, preceding = encoded[0]
+            return [request.sequence(ids, preceding, streaming=streaming)]
         return [
-            asked._for_answer(turn).sequence(*one, streaming=streaming)
-            for asked, one in encoded
-            for turn in range(n)
+            request._for_answer(number).sequence(ids, preceding, streaming=streaming)
+            for request, ids, preceding in encoded
+            for number in range(n)
         ]
 
-    def _for_answer(self, turn: int) -> Request:
-        """Return this request with a seed and processors for one of its answers."""
-        seed = None if self.sampling.seed is None else self.sampling.seed + turn
+    def _for_prompt(self, prompt: Any) -> tuple[Request, list[int], tuple[int, ...]]:
+        """Return this request for one prompt, and the prompt's ids for `sequence`."""
+        request, ids, is_text = self, self.encode(prompt), isinstance(prompt, str)
+        continued = not is_text and text.continues(prompt, self.template)
+        if continued and self.thoughts is not None:
+            request = replace(self, thoughts=self.thoughts.after(prompt[-1]["content"]))
+        # The answer to messages, and perhaps to ids, begins a new text. A grammar counts the space
+        # before the first word, too.
+        if is_text or continued or (self.grammar is not None and self.thoughts is None):
+            return request, ids, text.last_written(self.drafting.model.tokenizer, ids)
+        return request, ids, ()
+
+    def _for_answer(self, number: int) -> Request:
+        """Return this request with the seed and processors of one of the answers to a prompt."""
+        seed = None if self.sampling.seed is None else self.sampling.seed + number
         processors = own(self.sampling.processors)
         return replace(self, sampling=replace(self.sampling, seed=seed, processors=processors))
 

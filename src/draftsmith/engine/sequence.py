@@ -162,7 +162,7 @@ class TextSequence(Sequence):
             origins=self.origins[:booked],
             logprobs=None if self.logprobs is None else self.logprobs[:booked],
             prompt_tokens=self.ids[: self.prompt_length],
-            notices=(*self.remarks, *self.notices.values()),
+            notices=(*self.remarks, *self.failures.values()),
             exact=self.model.exact is not None,
             preceding=self.preceding,
             tokenizer=self.model.tokenizer,

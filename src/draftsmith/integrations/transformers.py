@@ -371,7 +371,7 @@ class Accelerated(AbstractContextManager["Accelerated"]):
                 raise sequence.error
         if streamer is not None:
             streamer.end()
-        for what, said in {k: v for s in sequences for k, v in s.notices.items()}.items():
+        for what, said in {k: v for s in sequences for k, v in s.failures.items()}.items():
             if what not in self._warned:
                 self._warned.add(what)
                 warnings.warn(said, DraftingNotice, stacklevel=3)

@@ -26,6 +26,8 @@ _CACHES = {
     "accepted tokens",
     "none": "has no usable cache: every step computes the whole sequence again",
 }
+DEPENDENT_ROWS = "rows of a pass change each other"
+"""Beginning of the reason against drafts for a model with rows that depend on each other."""
 _BATCHES = (
     "A batch runs one sequence after the other.",
     "Sequences of a batch share passes, without padding.",

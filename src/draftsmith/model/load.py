@@ -84,7 +84,7 @@ def load(
     """
     if store is not None and store not in get_args(Store):
         raise UnknownName("store", str(store), get_args(Store))
-    packed = widened = None
+    prepacked = widened = None
     if isinstance(model, str | Path) and device is None and device_map is None:
         device = devices.usual()
     if isinstance(model, str | Path):
@@ -92,7 +92,7 @@ def load(
         options = {"trust_remote_code": trust_remote_code, "revision": revision}
         live = read_model(source, options, dtype, device, device_map)
         widened = widen(live) if dtype is None else None
-        packed = prepacking.prepack(live, keep=False) if prepack else None
+        prepacked = prepacking.prepack(live, keep=False) if prepack else None
         if tokenizer is None:
             tokenizer = read_tokenizer(source, options)
         name = str(model)
@@ -116,17 +116,17 @@ def load(
     try:
         found = probe(LoadedModel(live, tokenizer, _UNTESTED, name))
     except RuntimeError:
-        if packed is None or not packed.replaced:
+        if prepacked is None or not prepacked.replaced:
             raise
         # Some models, such as Mamba, read the weight of a layer themselves.
-        plain = packed.refused("the model cannot be computed with such layers")
+        refused = prepacked.refused("the model cannot be computed with such layers")
     else:
-        return with_store(LoadedModel(live, tokenizer, found, name, packed, widened), store)
-    del live, packed
+        return with_store(LoadedModel(live, tokenizer, found, name, prepacked, widened), store)
+    del live, prepacked  # their weights were given up, so read the model again
     loaded = load(
         model, tokenizer, dtype, device, device_map, trust_remote_code, revision, store=store
     )
-    return replace(loaded, prepacked=plain)
+    return replace(loaded, prepacked=refused)
 
 
 def folder_of(model: str) -> str:

@@ -25,11 +25,11 @@ from draftsmith.model.runner import Runner
 from draftsmith.model.search import (
     ACCEPTED,
     NOT_CAUSAL,
-    changed,
     check_packed,
     disagreement,
+    plain_step,
     search,
-    step,
+    unchanged,
 )
 from draftsmith.model.small_copy import small_copy
 from draftsmith.model.static import refusal
@@ -51,6 +51,64 @@ def probe(loaded: LoadedModel) -> Capabilities:
             causal = claim is not None and _quantized(loaded.model)
             found = replace(search(loaded, causal=causal), searched=str(error))
     return replace(found, windows=any(windows_by_layer(loaded.config)))
+
+
+def _of_architecture(loaded: LoadedModel) -> Capabilities:
+    """Find what a small copy of the model can do.
+
+    Raises UnsupportedError with the reason if no copy can be made and run.
+    """
+    copy, kind = small_copy(loaded), loaded.device.type
+    # The copy computes in float32, and is judged by it, also where the caller's passes do not.
+    known = torch.amp.is_autocast_available(kind)
+    try:
+        with torch.autocast(kind, enabled=False) if known else nullcontext():
+            return search(copy)
+    except Exception as error:
+        raise UnsupportedError(f"its small copy fails ({first_line(error)})") from error
+
+
+def _confirmed(loaded: LoadedModel, claim: Capabilities) -> Capabilities:
+    """Check the capabilities of the copy on the model itself, in at most four passes.
+
+    Raises UnsupportedError with the reason for a disagreement.
+    """
+    try:
+        reference = Reference.of(loaded, at_once=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"it fails with four texts in one pass ({first_line(error)})"
+        ) from error
+    claim = replace(claim, position_sizes=reference.sizes)
+    # Such a model runs with its own cache, so nothing needs confirmation.
+    if claim.shape == "plain":
+        return claim
+    if reference.disturbed > NOT_CAUSAL:
+        raise UnsupportedError("its logits depend on later tokens")
+    check = check_packed if claim.packed else _check_two_drafts
+    wrong = disagreement(check, replace(loaded, capabilities=claim), reference)
+    if wrong is not None:
+        raise UnsupportedError(f"it disagrees with its small copy: {wrong}")
+    return claim
+
+
+def _check_two_drafts(runner: Runner, ref: Reference) -> list[Finding]:
+    """Verify two drafts of one row that share their shape and first token; then a plain step.
+
+    Their other tokens must not change the logits before them.
+    """
+    draft = ref.chain(ACCEPTED)
+    other = replace(draft, tokens=(draft.tokens[0], *ref.others[: len(draft) - 1]))
+    row = runner.open(ref.prompt)
+    # The first pass is not committed, so the second one begins at the same position.
+    before, after = (runner.forward([row], [one])[0].logits for one in (other, draft))
+    nodes = (-1, *ACCEPTED)
+    found = [unchanged(runner, before[:2], after[:2])]
+    found += [ref.at(got, node) for node, got in zip(nodes[:2], before[:2], strict=True)]
+    found += [ref.at(got, node) for node, got in zip(nodes, after, strict=True)]
+    return found + plain_step(runner, ref, row, range(len(draft)))
 
 
 def _quantized(model: Any) -> bool:
@@ -91,7 +149,7 @@ def _check_static(runner: Runner, ref: Reference) -> list[Finding]:
     tree, plain = runner.forward([row, other], [ref.draft, EMPTY])
     found = [ref.at(got, node) for node, got in enumerate(tree.logits, -1)]
     found.append(ref.along(plain.logits[0], 0, PROMPT - 5))
-    found += step(runner, ref, row, ACCEPTED)
+    found += plain_step(runner, ref, row, ACCEPTED)
     runner.extend(row, ref.prompt[:-4])
     chain = ref.text_as_draft(PROMPT - 4, PROMPT)
     line = runner.forward([row], [chain])[0].logits
@@ -99,61 +157,3 @@ def _check_static(runner: Runner, ref: Reference) -> list[Finding]:
     runner.close(row)
     runner.close(other)
     return found
-
-
-def _of_architecture(loaded: LoadedModel) -> Capabilities:
-    """Find what a small copy of the model can do.
-
-    Raises UnsupportedError with the reason if no copy can be made and run.
-    """
-    copy, kind = small_copy(loaded), loaded.device.type
-    # The copy computes in float32, and is judged by it, also where the caller's passes do not.
-    known = torch.amp.is_autocast_available(kind)
-    try:
-        with torch.autocast(kind, enabled=False) if known else nullcontext():
-            return search(copy)
-    except Exception as error:
-        raise UnsupportedError(f"its small copy fails ({first_line(error)})") from error
-
-
-def _confirmed(loaded: LoadedModel, claim: Capabilities) -> Capabilities:
-    """Check the capabilities of the copy on the model itself, in at most four passes.
-
-    Raises UnsupportedError with the reason for a disagreement.
-    """
-    try:
-        reference = Reference.of(loaded, at_once=True)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        raise UnsupportedError(
-            f"it fails with four texts in one pass ({first_line(error)})"
-        ) from error
-    claim = replace(claim, position_sizes=reference.sizes)
-    # Such a model runs with its own cache, so nothing needs confirmation.
-    if claim.shape == "plain":
-        return claim
-    if reference.disturbed > NOT_CAUSAL:
-        raise UnsupportedError("its logits depend on later tokens")
-    check = check_packed if claim.packed else _check_chains
-    wrong = disagreement(check, replace(loaded, capabilities=claim), reference)
-    if wrong is not None:
-        raise UnsupportedError(f"it disagrees with its small copy: {wrong}")
-    return claim
-
-
-def _check_chains(runner: Runner, ref: Reference) -> list[Finding]:
-    """Verify two drafts of one row that share their shape and first token; then a plain step.
-
-    Their other tokens must not change the logits before them.
-    """
-    draft = ref.chain(ACCEPTED)
-    other = replace(draft, tokens=(draft.tokens[0], *ref.others[: len(draft) - 1]))
-    row = runner.open(ref.prompt)
-    # The first pass is not committed, so the second one begins at the same position.
-    before, after = (runner.forward([row], [one])[0].logits for one in (other, draft))
-    nodes = (-1, *ACCEPTED)
-    found = [changed(runner, before[:2], after[:2])]
-    found += [ref.at(got, node) for node, got in zip(nodes[:2], before[:2], strict=True)]
-    found += [ref.at(got, node) for node, got in zip(nodes, after, strict=True)]
-    return found + step(runner, ref, row, range(len(draft)))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draftsmith.core.draft import EMPTY
 from draftsmith.errors import UnsupportedError, first_line
-from draftsmith.model.capabilities import CacheKind, Capabilities
+from draftsmith.model.capabilities import DEPENDENT_ROWS, CacheKind, Capabilities
 from draftsmith.model.forward import unwrapped
 from draftsmith.model.loaded import LoadedModel
 from draftsmith.model.own_cache import first_recurrent_state, recurrent_cache
@@ -60,16 +60,16 @@ def search(loaded: LoadedModel, *, causal: bool = False) -> Capabilities:
 
 
 def _best(loaded: LoadedModel, reference: Reference) -> Capabilities:
-    reasons: list[str] = []
     plain = Capabilities("plain", own_attention(loaded), "replay")
     if reference.disturbed > independence(loaded):
-        reasons.append(
-            f"rows of a pass change each other's logits (by {reference.disturbed:.1e}; per-tensor "
-            "dynamic quantization does this), so rejected drafts would change accepted tokens"
-        )
-    elif found := _drafting(loaded, reference, reasons):
-        return found
+        reasons = [
+            f"{DEPENDENT_ROWS}'s logits (by {reference.disturbed:.1e}; per-tensor dynamic "
+            "quantization does this), so rejected drafts would change accepted tokens"
+        ]
     else:
+        found, reasons = _drafting(loaded, reference)
+        if found is not None:
+            return replace(found, reasons=tuple(reasons))
         wrong = disagreement(_check_steps, replace(loaded, capabilities=plain), reference)
         if wrong is None:
             return replace(plain, reasons=tuple(reasons))
@@ -115,8 +115,9 @@ def disagreement(check: Check, loaded: LoadedModel, ref: Reference) -> str | Non
     return str(max(wrong, key=lambda finding: finding.excess))
 
 
-def _drafting(loaded: LoadedModel, reference: Reference, reasons: list[str]) -> Capabilities | None:
-    """Return the first way to verify drafts that agrees, else None. Appends to `reasons`."""
+def _drafting(loaded: LoadedModel, reference: Reference) -> tuple[Capabilities | None, list[str]]:
+    """Return the first way to verify drafts that agrees, else None; with the refusals before it."""
+    reasons: list[str] = []
     cache: CacheKind = "replay" if _is_recurrent(loaded) else "own"
     if cache == "replay":
         reasons.append("trees: a recurrent state can follow one branch only")
@@ -126,24 +127,23 @@ def _drafting(loaded: LoadedModel, reference: Reference, reasons: list[str]) -> 
                 "chains: this version of transformers keeps the recurrent state in a layout that "
                 f"cannot be restored{newer}"
             )
-            return None
+            return None, reasons
     elif (kind := unknown_window(loaded.config)) is not None:
         reasons.append(f"drafts: layers of the type {kind!r} have windows of a kind not known here")
-        return None
+        return None, reasons
     else:
         tree = Capabilities("tree", NAME, "packed")
         wrong = _slot_dependence(loaded.config)
         if wrong is None:
             wrong = disagreement(check_packed, replace(loaded, capabilities=tree), reference)
         if wrong is None:
-            return tree
+            return tree, reasons
         reasons.append(f"trees and shared passes: {wrong}")
     chain = Capabilities("chain", own_attention(loaded), cache)
     wrong = disagreement(_check_chain, replace(loaded, capabilities=chain), reference)
     if wrong is None:
-        return replace(chain, reasons=tuple(reasons))
-    reasons.append(f"chains: {wrong}")
-    return None
+        return chain, reasons
+    return None, [*reasons, f"chains: {wrong}"]
 
 
 def _slot_dependence(config: Any) -> str | None:
@@ -172,14 +172,16 @@ def check_packed(runner: Runner, ref: Reference) -> list[Finding]:
     # Accept so much that two prompt tokens are left, and the next pass has the same width.
     runner.commit([row], [range(PROMPT - 3)], [ref.prompt[1:]])
     tree, after = runner.forward([row, other], [ref.draft, EMPTY])
-    found = [changed(runner, before.logits, after.logits)]
+    found = [unchanged(runner, before.logits, after.logits)]
     found += [ref.along(one.logits[0], 0, 2) for one in (before, after)]
     found += [ref.along(got, 0, i) for i, got in enumerate(line.logits)]
     found += [ref.at(got, node) for node, got in enumerate(tree.logits, -1)]
-    return found + step(runner, ref, row, ACCEPTED)
+    return found + plain_step(runner, ref, row, ACCEPTED)
 
 
-def step(runner: Runner, ref: Reference, row: SequenceRow, path: Sequence[int]) -> list[Finding]:
+def plain_step(
+    runner: Runner, ref: Reference, row: SequenceRow, path: Sequence[int]
+) -> list[Finding]:
     """Run a pass over one token after an accepted path that is not the first in memory."""
     tokens = [ref.nodes[node] for node in LEAVES[1]]
     runner.commit([row], [path], [tokens])
@@ -191,11 +193,10 @@ def step(runner: Runner, ref: Reference, row: SequenceRow, path: Sequence[int]) 
     return found
 
 
-def changed(runner: Runner, before: Tensor, after: Tensor) -> Finding:
-    """Compare rows (n, V) of two passes that should be equal."""
+def unchanged(runner: Runner, before: Tensor, after: Tensor) -> Finding:
+    """Compare logits (n, V) that the other rows and drafts of two passes should not change."""
     change = max(distance(a, b) for a, b in zip(before, after, strict=True))
-    what = "rows of a pass change each other"
-    return Finding(change, independence(runner.loaded), what, sole=True)
+    return Finding(change, independence(runner.loaded), DEPENDENT_ROWS, sole=True)
 
 
 def _check_chain(runner: Runner, ref: Reference) -> list[Finding]:

@@ -151,12 +151,12 @@ class Api:
     async def chat(
         self,
         body: ChatRequest,
-        salt: str,
+        caller: str,
         request: Request,
         ignored: Ignored,
         form: Callable[..., Answer] = OpenAIAnswer,
     ) -> Response:
-        """Answer a chat. `form`: class of the answer."""
+        """Answer a chat. `caller`: cache salt of its API key. `form`: class of the answer."""
         chat = Chat.of(body, self.tokenizer, self.settings.tool_format, ignored)
         if body.top_logprobs is not None and not body.logprobs:
             raise Refusal("top_logprobs needs logprobs=true", param="top_logprobs")
@@ -166,9 +166,8 @@ class Api:
             "thoughts": chat.thoughts,
             "grammar": chat.grammar,
         }
-        salt = salt_of(body, salt)
         field = "tools" if chat.forced else "response_format"
-        job = await self._submit(body, [chat.messages], salt, options, request, field)
+        job = await self._submit(body, [chat.messages], caller, options, request, field)
         with job.closed_on_error():
             reader = partial(chat.reader, self.tokenizer, self.markers, job.prompt)
             one, thinks = not body.parallel_tool_calls, chat.thoughts is not None
@@ -176,7 +175,7 @@ class Api:
             answer = form(job, body, self.name, self.spell, choices, thinks=thinks)
         return await self._reply(answer, request)
 
-    async def complete(self, body: CompletionRequest, salt: str, request: Request) -> Response:
+    async def complete(self, body: CompletionRequest, caller: str, request: Request) -> Response:
         """Continue one or more texts."""
         prompts: list[Any] = [body.prompt]
         if isinstance(body.prompt, list) and body.prompt and not isinstance(body.prompt[0], int):
@@ -186,22 +185,21 @@ class Api:
             prompts = self._gaps(prompts, body.suffix)
         grammar = grammar_of(body.response_format)
         echoes: Sequence[Delta | None] = [None] * len(prompts)
-        salt = salt_of(body, salt)
         if body.echo:
-            echoes = await unless_gone(request, self._echoes(body, prompts, salt, request))
-        job = await self._submit(body, prompts, salt, {"grammar": grammar}, request)
+            echoes = await unless_gone(request, self._echoes(body, prompts, caller, request))
+        job = await self._submit(body, prompts, caller, {"grammar": grammar}, request)
         with job.closed_on_error():
             choices = [Choice(echo=echo) for echo in echoes for _ in range(body.n)]
             answer = OpenAIAnswer(job, body, self.name, self.spell, choices)
         return await self._reply(answer, request)
 
     async def _echoes(
-        self, body: CompletionRequest, prompts: Sequence[Any], salt: str, request: Request
+        self, body: CompletionRequest, prompts: Sequence[Any], caller: str, request: Request
     ) -> list[Delta]:
         """Return the echo of each prompt."""
         if body.suffix is not None:
             raise Refusal("echo cannot be used with a suffix", param="echo")
-        prepare = partial(echo_of, self.engine, top=body.logprobs, salt=salt)
+        prepare = partial(echo_of, self.engine, top=body.logprobs, salt=salt_of(body, caller))
         loop = asyncio.get_running_loop()
         made = await loop.run_in_executor(self._preparing, lambda: [*map(prepare, prompts)])
         self._check_length([echo.offsets for echo, _ in made])
@@ -233,7 +231,7 @@ class Api:
         self,
         body: ChatRequest | CompletionRequest,
         prompts: Sequence[Any],
-        salt: str,
+        caller: str,
         more: Mapping[str, Any],
         request: Request,
         field: str = "response_format",
@@ -261,7 +259,7 @@ class Api:
         ends = end_ids(self.engine.model)
         options = body.options(self.settings.max_output, ends) | dict(more)
         grammar = options["grammar"]
-        options["cache_salt"] = salt
+        options["cache_salt"] = salt_of(body, caller)
         if self.settings.log_prompts:
             log.info("prompts", extra={"fields": {"prompts": list(prompts)}})
         arrival: Arrival = request.state.arrival

@@ -48,13 +48,13 @@ _BLOCKS = {
 
 
 async def respond(
-    api: Api, body: MessagesRequest, salt: str, request: Request, ignored: Ignored
+    api: Api, body: MessagesRequest, caller: str, request: Request, ignored: Ignored
 ) -> Response:
     """Answer a request."""
     with renaming(_FIELDS):
         chat = chat_of(body, api.tokenizer, ignored)
         chat.stream = body.stream
-        return await api.chat(chat, salt, request, ignored, MessagesAnswer)
+        return await api.chat(chat, caller, request, ignored, MessagesAnswer)
 
 
 def count(api: Api, body: CountRequest, ignored: Ignored) -> dict[str, int]:

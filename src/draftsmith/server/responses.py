@@ -37,7 +37,7 @@ _FIELDS = {
 
 
 async def respond(
-    api: Api, body: ResponsesRequest, salt: str, request: Request, ignored: Ignored
+    api: Api, body: ResponsesRequest, caller: str, request: Request, ignored: Ignored
 ) -> Response:
     """Answer a request."""
     for name in ("previous_response_id", "conversation", "background"):
@@ -45,7 +45,7 @@ async def respond(
             raise Refusal(f"this server keeps no responses, so no {name}", param=name)
     with renaming(_FIELDS):
         form = partial(ResponsesAnswer, asked=body)
-        return await api.chat(chat_of(body, ignored), salt, request, ignored, form)
+        return await api.chat(chat_of(body, ignored), caller, request, ignored, form)
 
 
 def chat_of(body: ResponsesRequest, ignored: Ignored) -> ChatRequest:

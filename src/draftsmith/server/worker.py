@@ -194,7 +194,7 @@ class Worker:
         self.jobs: set[Job] = set()
         """Jobs that are not closed, and have chunks left."""
         self._logged: set[tuple[str, ...]] = set()
-        """Kinds of notices that were logged."""
+        """Kinds of failures that were logged."""
 
     @property
     def alive(self) -> bool:
@@ -245,10 +245,10 @@ class Worker:
             job.put(Refusal("this server is shutting down", status=503, code="unavailable"))
 
     def log_failures(self, sequence: TextSequence) -> None:
-        """Log the error of an answer, and each kind of notice once."""
+        """Log the error of an answer, and each kind of other failure once."""
         if sequence.error is not None and Refusal.of(sequence.error).status >= 500:
             log.error("an answer failed", exc_info=sequence.error)
-        for (what, kind), said in sequence.notices.items():
+        for (what, kind), said in sequence.failures.items():
             fields = {"drafter": str(sequence.drafter), "kind": kind}
             # Errors of third-party drafters may contain parts of the prompt.
             why = {"why": said} if what not in OF_DRAFTER or kind in _OURS else {}

@@ -74,7 +74,7 @@ class DraftModel(Drafter):
     summary: ClassVar[str] = "a small language model drafts, whatever its vocabulary"
 
     def __post_init__(self) -> None:
-        at_least(self, "tokens", 1)
+        at_least(self, 1, "tokens")
         one_of(self, "algorithm", ("auto", *ALGORITHMS))
         one_of(self, "psi", ("path", "enumerate"))
         switches(self)

@@ -13,6 +13,9 @@ from draftsmith.errors import LoadError, OptionError
 from draftsmith.lab.lines import JsonLines, Lines, read_lines
 
 FORMAT = 1
+RECORDED = ("attempts", "drafted", "probes", "accepted", "drafted_by_depth", "accepted_by_depth",
+            "by_source")  # fmt: skip
+"""Statistics of the loop that a row has as fields of the same name."""
 
 
 @dataclass(slots=True)
@@ -72,9 +75,9 @@ class Generation:
         """The loop's statistics; None for peers."""
         if self.phases is None:
             return None
-        shared = ((f.name, getattr(self, f.name, None)) for f in fields(Stats))
+        names = ("passes", "first_token_seconds", *RECORDED)
         return Stats.from_dict(
-            {name: value for name, value in shared if value is not None}
+            {name: value for name in names if (value := getattr(self, name)) is not None}
             | {
                 "prompt_tokens": len(self.prompt_ids),
                 "tokens": len(self.output_ids),

@@ -15,7 +15,7 @@ from draftsmith.engine.request import encode, end_ids
 from draftsmith.errors import DraftsmithError, LoadError, OptionError, PromptError, UnsupportedError
 from draftsmith.lab.bench.answer import Answer, Ask, Dictated
 from draftsmith.lab.bench.arms import Arm
-from draftsmith.lab.bench.generations import Generation, ResultFile
+from draftsmith.lab.bench.generations import RECORDED, Generation, ResultFile
 from draftsmith.lab.bench.machine import load_per_core, peak_bytes, reset_peak
 from draftsmith.lab.bench.records import Record
 from draftsmith.model.agreement import first_difference, top_two_gap
@@ -200,11 +200,6 @@ def encoded(model: LoadedModel, record: Record) -> list[int]:
     elif record.messages:
         asked = list(record.messages)
     return encode(model, asked)
-
-
-RECORDED = ("attempts", "drafted", "probes", "accepted", "drafted_by_depth", "accepted_by_depth",
-            "by_source")  # fmt: skip
-"""Entries of the loop's statistics that a row keeps."""
 
 
 def _row(plan: RunPlan, record: Record, run: int, arm: Arm, ask: Ask, answer: Answer) -> Generation:
