@@ -177,36 +177,12 @@ def test_encoding_gives_the_bytes_back(name: str, request: pytest.FixtureRequest
     settings(max_examples=100, deadline=None)(given(strings)(check))()
 
 
-def test_a_space_before_a_text_is_lost_and_in_the_middle_of_one_is_not(shared_data: Path) -> None:
-    llama2 = table(real("llama2", shared_data))
-    ids = llama2.tokenizer.encode(" a", add_special_tokens=False).ids
-    assert llama2.tokenizer.decode(ids) == "a"
-    assert llama2.bytes_of(llama2.encode(" a")) == b" a"
-    assert llama2.bytes_of(llama2.encode("a▁b")) == b"a b"
-
-
-def test_special_names_in_a_text_stay_text() -> None:
-    vocabulary = Vocabulary.of(trained("byte-level"))
-    assert set(vocabulary.special.values()) == {"<unk>", "<s>", "</s>"}
-    ids = vocabulary.encode("a</s>b")
-    assert not set(ids) & vocabulary.special.keys()
-    assert vocabulary.bytes_of(ids) == b"a</s>b"
-
-
 def test_the_users_tokenizer_is_not_changed() -> None:
     tokenizer = tiny.tokenizer()
     before = tokenizer.backend_tokenizer.to_str(), tokenizer("a</s>b")["input_ids"]
     Vocabulary.of(tokenizer).encode("a</s>b")
     assert before == (tokenizer.backend_tokenizer.to_str(), tokenizer("a</s>b")["input_ids"])
     assert not tokenizer.backend_tokenizer.encode_special_tokens
-
-
-def test_padded_rows_write_nothing() -> None:
-    tokenizer = tiny.tokenizer()
-    vocabulary = Vocabulary.of(tokenizer, len(tokenizer) + 7)
-    assert vocabulary.size == len(tokenizer) + 7
-    assert list(vocabulary.tokens[len(tokenizer) :]) == [None] * 7
-    assert intersect(vocabulary, Vocabulary.of(tokenizer)).same
 
 
 def test_a_tokenizer_may_know_more_than_the_model() -> None:
