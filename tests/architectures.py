@@ -35,7 +35,7 @@ _MIXED = {
     "layer_types": ["sliding_attention", "full_attention"],
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_FALCON = _IDS | {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+_PLAIN = _IDS | {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 _MAMBA = {"mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
 
 TREES: dict[str, dict[str, Any]] = {
@@ -60,28 +60,16 @@ TREES: dict[str, dict[str, Any]] = {
     "gpt2": _GPT,
     "gpt_neox": _COMMON,
     "phi3": _COMMON | {"sliding_window": None},
-    "opt": _IDS
-    | {
-        "hidden_size": 64,
-        "ffn_dim": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": CONTEXT,
-        "word_embed_proj_dim": 64,
-    },
+    "opt": _PLAIN | {"ffn_dim": 96, "max_position_embeddings": CONTEXT, "word_embed_proj_dim": 64},
     "starcoder2": _COMMON | {"sliding_window": 8},
     "cohere2": _HEADS | _MIXED,
     "mixtral": _COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     "qwen2_moe": _COMMON | _EXPERTS | {"shared_expert_intermediate_size": 32},
     "gpt_oss": _HEADS | _MIXED | {"num_local_experts": 4, "num_experts_per_tok": 2},
-    "deepseek_v3": _IDS
+    "deepseek_v3": _COMMON
     | {
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "moe_intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
         "num_key_value_heads": 4,
+        "moe_intermediate_size": 32,
         "n_routed_experts": 8,
         "n_group": 2,
         "topk_group": 1,
@@ -93,7 +81,6 @@ TREES: dict[str, dict[str, Any]] = {
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 8,
         "v_head_dim": 16,
-        "max_position_embeddings": CONTEXT,
     },
 }
 """Architectures that verify trees, all in one pass for several rows, in one version or another."""
@@ -110,8 +97,8 @@ CHAINS: dict[str, dict[str, Any]] = {
         "window_size": 8,
         "max_position_embeddings": CONTEXT,
     },
-    "falcon": _FALCON | {"alibi": False},
-    "falcon_alibi": _FALCON | {"model_type": "falcon", "alibi": True},
+    "falcon": _PLAIN | {"alibi": False},
+    "falcon_alibi": _PLAIN | {"model_type": "falcon", "alibi": True},
     "llama4_text": _HEADS
     | {
         "intermediate_size_mlp": 96,

@@ -15,11 +15,13 @@ import torch
 from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
+import tiny
 from architectures import ALL, ONE_OF_EACH_KIND
 from draftsmith import builtin, storage
 from draftsmith.cli import loading
 from draftsmith.core import loop
 from draftsmith.drafters import bigrams
+from draftsmith.engine.engine import Engine
 from failed_passes import FAILED_PASSES
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # for commands that tests start
@@ -120,6 +122,18 @@ def smollm2() -> str:
     if builtin.default() != builtin.SMOLLM2:
         pytest.skip(f"SmolLM2 is not installed: {builtin.GET_SMOLLM2}")
     return builtin.SMOLLM2
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """An engine over the tiny model; some files have one with another drafter."""
+    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the tiny model, which no test may change."""
+    return str(tiny.save(tmp_path_factory.mktemp("model")))
 
 
 @pytest.fixture

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
-from draftsmith.core.draft import Draft
-from draftsmith.core.drafter import Context
+from draftsmith.core.draft import EMPTY, Draft
+from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.target import ModelFacts
 from draftsmith.testing import Scripted
 
 
@@ -31,6 +33,43 @@ def adversary(answer: Sequence[int], width: int = 10) -> Scripted:
         return Draft.chain(wrong[: ctx.budget], "scripted")
 
     return Scripted(propose)
+
+
+def altered(propose: Callable[[Context], Draft], **methods: Callable[..., object]) -> Scripted:
+    """Drafts `propose(ctx)`, with other methods of its states: each is called without the state."""
+
+    class Altered(Scripted):
+        def open(self, ctx: Context) -> DrafterState:
+            state = super().open(ctx)
+            for name, method in methods.items():
+                setattr(state, name, method)
+            return state
+
+    return Altered(propose)
+
+
+def binding(act: Callable[[], object]) -> Scripted:
+    """Calls `act` whenever it is bound to a model, and drafts nothing."""
+
+    class Binding(Scripted):
+        def bind(self, model: ModelFacts) -> Drafter:
+            act()
+            return super().bind(model)
+
+    return Binding(lambda _: EMPTY)
+
+
+class Gambler(Scripted):
+    """Drafts `width` tokens drawn from q (V,), whatever the target's distribution is."""
+
+    sampled = True
+
+    def __init__(self, q: Tensor, width: int) -> None:
+        def propose(ctx: Context) -> Draft:
+            drawn = [ctx.sampler.draw(q) for _ in range(min(width, ctx.budget))]
+            return Draft.chain(drawn, "gambler", [q] * len(drawn))
+
+        super().__init__(propose)
 
 
 def random_trees(

@@ -35,9 +35,8 @@ def parrot(ids: torch.Tensor, scores: torch.Tensor, prompt: str = PROMPT) -> tor
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    folder = tiny.save(tmp_path_factory.mktemp("model"))
-    return load_engine(ModelOptions(model=str(folder), budget="8"), {})
+def engine(model: str) -> Engine:
+    return load_engine(ModelOptions(model=model, budget="8"), {})
 
 
 @pytest.fixture
@@ -170,17 +169,3 @@ def test_several_answers_share_a_page(ask: Any, tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert "Answer 2 of 2" in text
     assert len(panes(text)) == 4
-
-
-# --- text of tokens ----------------------------------------------------------------------------
-
-
-def test_texts_of_an_answer_that_goes_on_a_text() -> None:
-    tokenizer = tiny.sentencepiece()
-    engine = Engine.from_pretrained(tiny.model(), tokenizer=tokenizer, drafter="none")
-    says = {"logit_bias": {tokenizer.convert_tokens_to_ids("▁a"): 1e4}, "max_new_tokens": 3}
-    result = engine.generate("once upon", **says)
-    assert result.token_texts() == [" a", " a", " a"]
-    assert result.text == " a a a"
-    ids = engine.generate(result.prompt_tokens, **says)
-    assert ids.token_texts() == ["a", " a", " a"]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-import tiny
 from command import SCHEMAS, call, fails
 from draftsmith import builtin
 from draftsmith.cli.commands import application, known
@@ -19,11 +18,6 @@ from draftsmith.cli.commands import application, known
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAFTSMITH_CONFIG", str(tmp_path))
     return tmp_path / "config.toml"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny.save(tmp_path_factory.mktemp("model")))
 
 
 def test_what_is_typed_wins_over_the_file_and_the_file_over_the_default(
@@ -58,8 +52,6 @@ def test_the_file_is_shown(file: Path) -> None:
     assert '"[red]x :smile:"' in shown
     file.write_text("[run]\ntemperature = nan\n")
     assert "no finite number" in fails(2, "config", "--json")
-    file.write_text("[bench.rnu]\nruns = 3\n")
-    assert "command of bench" in fails(2, "config")
 
 
 @pytest.mark.parametrize(
@@ -74,14 +66,21 @@ def test_the_file_is_shown(file: Path) -> None:
         ("[run]\nseed = 2.5", "[seed] from FILE, table run"),
         ('[run]\nraw = "perhaps"', 'unable to convert "perhaps" into bool'),
         ("[run", "cannot read FILE"),
+        ("[bench.rnu]\nruns = 3", "command of bench"),
+        ("[bench]\nmodel = 'x'", "command of bench"),
+        ("[bench.run]\nmax-tokens = 4\nmax-new-tokens = 5", "are one option"),
         pytest.param("a = " + 3000 * "[", "cannot read FILE", id="deep"),
     ],
 )
 def test_what_the_file_cannot_mean_is_refused(file: Path, text: str, wanted: str) -> None:
+    """By all commands below a table that no command reads."""
     file.write_text(text)
+    records = file.with_name("records.jsonl")
+    records.write_text('{"prompt": "a"}\n')
     wanted = wanted.replace("FILE", str(file))
     assert wanted in fails(2, "config")
-    assert wanted in fails(2, "run", "hello")
+    reader = ("bench", "run", records) if "bench" in text else ("run", "hello")
+    assert wanted in fails(2, *reader)
     assert call("--help").exit_code == 0
 
 
@@ -144,18 +143,3 @@ def test_paths_in_the_file_may_be_below_the_home_folder(
         == 0
     )
     assert (tmp_path / "made").is_dir()
-
-
-@pytest.mark.parametrize(("text", "said"), [
-    ("[bench.runn]\nruns = 3\n", "command of bench"),
-    ("[bench]\nmodel = 'x'\n", "command of bench"),
-    ("[bench.run]\nmax-tokens = 4\nmax-new-tokens = 5\n", "are one option"),
-])  # fmt: skip
-def test_what_no_command_reads_is_refused_by_all_below_it(
-    file: Path, tmp_path: Path, text: str, said: str
-) -> None:
-    file.write_text(text)
-    records = tmp_path / "records.jsonl"
-    records.write_text('{"prompt": "a"}\n')
-    assert said in fails(2, "bench", "run", records)
-    assert said in fails(2, "config")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -12,14 +11,13 @@ import pytest
 import torch
 
 import tiny
-from draftsmith.core.draft import EMPTY
-from draftsmith.core.drafter import Drafter
 from draftsmith.core.stats import Stats, total
+from draftsmith.engine.call import Stream
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.result import GenerationResult
 from draftsmith.integrations.transformers import accelerate
-from draftsmith.testing import Scripted
 from draftsmith.text.grammar import Grammar
+from scripted import binding
 
 PROMPT = "the quick brown fox"
 WAIT = 0.1
@@ -85,43 +83,25 @@ def test_e7_accelerated_models_count_alike() -> None:
 # --- E8: clocks begin with the call ---------------------------------------------------------------
 
 
-class SlowToBind(Scripted):
-    """Takes its time to bind itself, as one that loads a model does."""
-
-    def bind(self, model: Any) -> Drafter:
-        pause()
-        return super().bind(model)
+def read(stream: Stream) -> GenerationResult:
+    list(stream)
+    return stream.result
 
 
-class SlowTokenizer(type(tiny.tokenizer())):  # type: ignore[misc]
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        pause()
-        return super().__call__(*given, **named)
+ENTRIES: dict[str, Any] = {
+    "generate": lambda engine, **options: engine.generate(PROMPT, **options),
+    "stream": lambda engine, **options: read(engine.stream(PROMPT, **options)),
+    "chat": lambda engine, **options: engine.chat().send(PROMPT, **options),
+}
 
 
-def generate(engine: Engine, **options: Any) -> GenerationResult:
-    result: GenerationResult = engine.generate(PROMPT, **options)
-    return result
-
-
-def stream(engine: Engine, **options: Any) -> GenerationResult:
-    pieces = engine.stream(PROMPT, **options)
-    list(pieces)
-    return pieces.result
-
-
-def chat(engine: Engine, **options: Any) -> GenerationResult:
-    return engine.chat().send(PROMPT, **options)
-
-
-@pytest.mark.parametrize("entry", [generate, stream, chat])
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_e8_binding_a_drafter_and_reading_a_prompt_are_in_the_time(
-    entry: Callable[..., GenerationResult],
+    entry: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = copy.copy(tiny.tokenizer())
-    tokenizer.__class__ = SlowTokenizer
-    engine = Engine.from_pretrained(tiny.model(), tokenizer=tokenizer, drafter="none")
-    stats = entry(engine, drafter=SlowToBind(lambda _: EMPTY), max_new_tokens=3).stats
+    slow_down(monkeypatch, type(engine.model.tokenizer), "__call__")
+    slow = binding(pause)  # as one that loads a model
+    stats = ENTRIES[entry](engine, drafter=slow, max_new_tokens=3).stats
     assert stats.first_token_seconds >= 2 * WAIT
     assert stats.wall_seconds >= stats.first_token_seconds
 
@@ -130,7 +110,7 @@ def test_e8_compiling_a_grammar_and_preparing_inputs_is_in_the_time(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow_down(monkeypatch, engine.model.grammars, "compile")
-    stats = generate(engine, grammar=Grammar.regex("[a-z]{3}")).stats
+    stats = engine.generate(PROMPT, grammar=Grammar.regex("[a-z]{3}")).stats
     assert stats.first_token_seconds >= WAIT
     model = copy.deepcopy(tiny.model())
     with accelerate(model, "none") as handle:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from numba.core import caching
@@ -87,9 +87,7 @@ def test_a_disk_that_is_full_or_read_only_fails_nothing(
     assert compiled.compiled(twice)(21) == 42
     monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path))
 
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(caching.IndexDataCacheFile, "save", full)
     assert compiled.compiled(twice)(21) == 42
 

@@ -11,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from torch import Tensor
@@ -97,11 +98,6 @@ assert len(kept.runner.store._rows) == len(kept)
 def test_ctrl_c_at_any_time_leaves_partial_results_and_harms_no_other_call() -> None:
     code = INTERRUPTED.format(tests=str(Path(__file__).parent))
     subprocess.run([sys.executable, "-c", code], check=True, timeout=1800)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
 
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "min_new_tokens": 12}
@@ -355,9 +351,7 @@ def test_an_error_of_a_callback_that_closed_its_stream_is_raised(engine: Engine)
 
 
 def test_a_thread_that_cannot_start_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
+    full = Mock(side_effect=RuntimeError("can't start new thread"))
     with Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer()) as engine:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", full)

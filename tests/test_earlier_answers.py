@@ -6,17 +6,20 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 import tiny
 from draftsmith.core.draft import Draft
-from draftsmith.core.drafter import Context, Drafter, DrafterState
+from draftsmith.core.drafter import Context, Drafter
 from draftsmith.core.stats import Stats
 from draftsmith.drafters.auto import EARLIER
 from draftsmith.engine.engine import Engine
 from draftsmith.errors import GenerationInterrupted, LoadError, OptionError
 from draftsmith.model.load import load
+from faults import Raises
+from scripted import altered
 
 MODEL = load(tiny.model(), tiny.tokenizer())
 PROMPTS = [[5, 6, 7, 8, 9, 10 + i] for i in range(4)]
@@ -95,50 +98,30 @@ def test_what_was_cancelled_is_remembered_as_far_as_it_came() -> None:
 
 def test_what_failed_is_not_remembered() -> None:
     memory = remembering()
-
-    def fail(ids: Any, scores: Any) -> Any:
-        if ids.shape[1] > 20:
-            raise RuntimeError("no")
-        return scores
-
+    fails = Raises(RuntimeError("no"), 15)
     with pytest.raises(GenerationInterrupted):
-        memory.generate(PROMPTS[0], max_new_tokens=60, processors=fail)
+        memory.generate(PROMPTS[0], max_new_tokens=60, processors=fails)
     assert count(memory) == 0
     memory.generate(PROMPTS[0], max_new_tokens=60)
     assert count(memory) == 1
 
 
-class Unsteady(Drafter):
-    """Fails when the answer ends."""
-
-    name = "unsteady"
-
-    def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-        class State(DrafterState):
-            def draft(self, ctx: Context) -> Draft:
-                return Draft.chain(ctx.ids[-2:], self.__class__.__name__)
-
-            def end(state, ctx: Context) -> None:  # noqa: N805
-                self.end(len(ctx.ids))
-
-        return State()
-
-    def end(self, length: int) -> None:
-        raise RuntimeError(f"after {length}")
+def ending(end: Callable[[Context], None]) -> Drafter:
+    """Calls `end` when the answer ends."""
+    return altered(lambda ctx: Draft.chain(ctx.ids[-2:], "ending"), end=end)
 
 
 def test_a_cancellation_waits_for_no_answer_to_be_remembered() -> None:
     """Its caller may hold what that waits for."""
     waited = []
 
-    class Asking(Unsteady):
-        def end(self, length: int) -> None:  # noqa: ARG002
-            other = threading.Thread(target=stream.close, daemon=True)
-            other.start()
-            other.join(30)
-            waited.append(other.is_alive())
+    def asks(_ctx: Context) -> None:
+        other = threading.Thread(target=stream.close, daemon=True)
+        other.start()
+        other.join(30)
+        waited.append(other.is_alive())
 
-    one = engine(drafter=Asking())
+    one = engine(drafter=ending(asks))
     stream = one.stream(PROMPTS[1], drafter="none")
     next(stream)
     one.generate(PROMPTS[0], max_new_tokens=5)
@@ -146,13 +129,9 @@ def test_a_cancellation_waits_for_no_answer_to_be_remembered() -> None:
 
 
 def test_an_interrupt_while_an_answer_joins_leaves_an_engine_that_works() -> None:
-    class Interrupted(Unsteady):
-        def end(self, length: int) -> None:  # noqa: ARG002
-            raise KeyboardInterrupt
-
-    one = engine()
+    one, interrupts = engine(), Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        one.generate(PROMPTS[0], max_new_tokens=5, drafter=Interrupted())
+        one.generate(PROMPTS[0], max_new_tokens=5, drafter=ending(interrupts))
     other = threading.Thread(target=one.generate, args=(PROMPTS[1],), daemon=True)
     other.start()
     other.join(60)
@@ -161,8 +140,11 @@ def test_an_interrupt_while_an_answer_joins_leaves_an_engine_that_works() -> Non
 
 
 def test_a_drafter_that_fails_at_the_end_costs_no_answer() -> None:
+    def fails(ctx: Context) -> None:
+        raise RuntimeError(f"after {len(ctx.ids)}")
+
     plain = engine(drafter="none").generate(PROMPTS[0], max_new_tokens=20)
-    got = engine(drafter=Unsteady()).generate(PROMPTS[0], max_new_tokens=20)
+    got = engine(drafter=ending(fails)).generate(PROMPTS[0], max_new_tokens=20)
     assert got.tokens == plain.tokens
     assert got.stats.drafter_failures == 1
     assert any("after 26" in notice for notice in got.notices)

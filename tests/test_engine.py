@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import GenerationConfig
 
 import tiny
+from at_once import twice_at_once
+from draftsmith.core import loop
 from draftsmith.core.draft import EMPTY, Draft
 from draftsmith.core.drafter import Context, Drafter, DrafterState
-from draftsmith.core.sampling import Processor, SamplingParams
+from draftsmith.core.sampling import SamplingParams
+from draftsmith.drafters.cascade import Cascade
+from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine.chat import Chat
 from draftsmith.engine.engine import Engine
 from draftsmith.engine.request import Options, end_ids, sampling
@@ -28,7 +35,9 @@ from draftsmith.errors import (
 )
 from draftsmith.model.load import load
 from draftsmith.testing import Scripted
-from scripted import oracle
+from faults import Raises
+from heap import young_heap
+from scripted import altered, binding, oracle
 
 IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8]
 
@@ -151,7 +160,7 @@ def tale(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 def test_what_goes_on_a_text_keeps_its_first_space(spaced: Engine) -> None:
     whole = spaced.generate("once upon", processors=tale)
-    assert whole.text == " a time"
+    assert whole.text == "".join(whole.token_texts()) == " a time"
     stream = spaced.stream("once upon", processors=tale)
     assert [piece.text for piece in stream] == [" a", " time", ""]
     assert stream.result.text == whole.text
@@ -185,6 +194,7 @@ def test_what_begins_a_text_has_no_space_before_it(spaced: Engine) -> None:
     assert chat.send("once upon").text == "a time"
     both = spaced.generate(["once upon", ids], processors=tale)
     assert [one.text for one in both] == [" a time", "a time"]
+    assert ["".join(one.token_texts()) for one in both] == [" a time", "a time"]
 
 
 def test_the_context_ends_the_answer(engine: Engine) -> None:
@@ -214,32 +224,25 @@ def test_chat_keeps_cache_and_answers_like_a_fresh_start(engine: Engine) -> None
     assert [m["role"] for m in chat.messages] == ["system", *["user", "assistant"] * 3]
 
 
-def failing(length: int) -> Processor:
-    """A processor that fails once there are so many tokens."""
-
-    def fails(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if ids.shape[1] >= length:
-            raise RuntimeError("out of ideas")
-        return scores
-
-    return fails
+def fails(call: int) -> Raises:
+    return Raises(RuntimeError("out of ideas"), call)
 
 
 def test_a_chat_stays_usable_whatever_becomes_of_a_turn(engine: Engine) -> None:
     chat = engine.chat(max_new_tokens=30)
     chat.stream("hello").close()
     assert chat.messages == [], "a stream that is never read leaves no trace"
-    length = len(fresh_start(engine, chat, "hello world").prompt_tokens)
+    fresh_start(engine, chat, "hello world")
     before = list(chat.messages)
     with pytest.raises(RuntimeError, match="out of ideas"):
-        chat.send("and now", processors=failing(0))
+        chat.send("and now", processors=fails(1))
     assert chat.messages == before
     fresh_start(engine, chat, "this is a test")
     del chat.messages[2:]  # edited
     fresh_start(engine, chat, "return x")
     chat.messages.clear()
     with pytest.raises(GenerationInterrupted, match="out of ideas") as caught:
-        chat.send("hello world", processors=failing(length + 5))
+        chat.send("hello world", processors=fails(6))
     assert len(caught.value.partial[0].tokens) >= 5
     fresh_start(engine, chat, "and now")
     stream = chat.stream("hello world")
@@ -295,25 +298,11 @@ def test_so_many_resting_chats_as_rows_keep_what_their_drafter_knows() -> None:
 
 
 def test_a_drafter_that_cannot_follow_an_edited_chat_starts_again(engine: Engine) -> None:
-    closed = []
+    closed = list[int]()
 
-    class State(DrafterState):
-        def draft(self, ctx: Context) -> Draft:  # noqa: ARG002
-            return EMPTY
-
-        def truncate(self, length: int) -> None:  # noqa: ARG002
-            raise RuntimeError("no way back")
-
-        def close(self) -> None:
-            closed.append(self)
-
-    class Onward(Drafter):
-        name = "onward"
-
-        def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-            return State()
-
-    chat = engine.chat(max_new_tokens=4, drafter=Onward())
+    truncate = Mock(side_effect=RuntimeError("no way back"))
+    onward = altered(lambda _: EMPTY, truncate=truncate, close=lambda: closed.append(1))
+    chat = engine.chat(max_new_tokens=4, drafter=onward)
     chat.send("hello world")
     chat.messages[0]["content"] = "this is a test"
     answer = chat.send("and now")
@@ -334,16 +323,6 @@ def test_a_new_turn_ends_the_one_before(engine: Engine) -> None:
     assert second.tokens == engine.generate(chat.messages[:-1], max_new_tokens=20).tokens
 
 
-def test_chat_template_variables(engine: Engine) -> None:
-    messages = [{"role": "user", "content": "hello"}]
-    plain = engine.generate(messages, max_new_tokens=1).prompt_tokens
-    hinted = engine.generate(
-        messages, max_new_tokens=1, chat_template_kwargs={"hint": "well"}
-    ).prompt_tokens
-    assert len(hinted) > len(plain)
-    assert hinted[: len(plain)] == plain
-
-
 # ------------------------------------------------------------------------------ bad input
 
 
@@ -353,11 +332,6 @@ def test_what_stops_a_step_half_way_leaves_its_tokens_and_text(
 ) -> None:
     answer = engine.generate(IDS, max_new_tokens=20, drafter="none").tokens
 
-    def stops(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if ids.shape[1] == len(IDS) + 6:
-            raise error
-        return scores
-
     options: dict[str, Any] = {
         "drafter": oracle(answer, 3),
         "budget": 3,
@@ -365,7 +339,7 @@ def test_what_stops_a_step_half_way_leaves_its_tokens_and_text(
     }
     raised = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else GenerationInterrupted
     with pytest.raises(raised, match="stop") as caught:
-        engine.generate(IDS, processors=stops, **options)
+        engine.generate(IDS, processors=Raises(error, 7), **options)
     (partial,) = caught.value.partial  # type: ignore[attr-defined]
     assert len(partial.sources) == len(partial.tokens)
     assert partial.text == tiny.tokenizer().decode(partial.tokens, skip_special_tokens=True)
@@ -384,37 +358,27 @@ def test_without_a_tokenizer_ids_still_work() -> None:
         bare.stream(IDS)
 
 
-def test_threads_that_bring_the_same_new_drafter_bind_it_once(engine: Engine) -> None:
+def test_threads_that_bring_the_same_new_drafter_bind_it_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may be a draft model: loaded twice it takes twice the memory."""
-    bound: list[Any] = []
-
-    class Loads(Scripted):
-        def bind(self, model: Any) -> Drafter:
-            bound.append(model)
-            if len(bound) == 1:
-                other.start()
-                other.join(0.5)  # it would end if it did not wait for this
-            return self
-
-    drafter, found = Loads(lambda _: EMPTY), list[Any]()
-    other = threading.Thread(target=lambda: found.append(engine.drafting(drafter)))
-    found.append(engine.drafting(drafter))
-    other.join()
-    assert len(bound) == 1
+    drafter, found = Scripted(lambda _: EMPTY), list[Any]()
+    bound, _ = twice_at_once(
+        monkeypatch, Scripted, "bind", lambda: found.append(engine.drafting(drafter))
+    )
+    assert bound == 1
     assert found[0] is found[1]
 
 
 def test_e8_nobody_waits_for_a_drafter_that_another_call_loads(engine: Engine) -> None:
     loading, go, bound = threading.Event(), threading.Event(), list[Any]()
 
-    class Loads(Scripted):
-        def bind(self, model: Any) -> Drafter:
-            bound.append(model)
-            loading.set()
-            assert go.wait(300)
-            return super().bind(model)
+    def load_slowly() -> None:
+        bound.append(1)
+        loading.set()
+        assert go.wait(300)
 
-    slow = Loads(lambda _: EMPTY)
+    slow = binding(load_slowly)
     other = threading.Thread(
         target=lambda: engine.generate(IDS, drafter=slow, budget=2, max_new_tokens=2)
     )
@@ -435,17 +399,51 @@ def test_e8_nobody_waits_for_a_drafter_that_another_call_loads(engine: Engine) -
 
 
 def test_drafters_that_cannot_be_bound_displace_no_others(engine: Engine) -> None:
-    class Fails(Scripted):
-        def bind(self, model: Any) -> Drafter:  # noqa: ARG002
-            for gamma in (3, 4, 5):  # other calls, meanwhile
-                engine.drafting(f"copyspec(gamma={gamma})")
-            raise OptionError("no")
+    def fail() -> None:
+        for gamma in (3, 4, 5):  # other calls, meanwhile
+            engine.drafting(f"copyspec(gamma={gamma})")
+        raise OptionError("no")
 
     kept = engine.drafting("copyspec(gamma=2)")
     for _ in range(10):
         with pytest.raises(OptionError):
-            engine.drafting(Fails(lambda _: EMPTY))
+            engine.drafting(binding(fail))
     assert engine.drafting("copyspec(gamma=2)") is kept
+
+
+@young_heap()
+@pytest.mark.parametrize("how", ["cascade", "fails", "stalls", "under way"])
+def test_e5_weights_of_a_draft_model_go_when_other_drafters_came(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tiny.model(), tiny.tokenizer(), drafter="none")
+    weights = tiny.model.__wrapped__()
+    tokenizer = tiny.tokenizer()
+    drafter: Drafter = DraftModel(weights, tokenizer=tokenizer, confidence=0, tokens=3)
+    if how == "cascade":
+        drafter = Cascade((Scripted(lambda _ctx: EMPTY), drafter))
+    engine.generate(IDS, max_new_tokens=12, drafter=drafter)
+    if how == "fails":
+        weights.forward = None
+        result = engine.generate(IDS, max_new_tokens=12, drafter=drafter, budget=3)
+        assert result.stats.drafter_failures == 1
+    if how == "stalls":
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "LONGEST_DRAFT", -1e9)
+            result = engine.generate(IDS, max_new_tokens=12, drafter=drafter, budget=3)
+        assert result.stats.drafter_failures == 1
+        assert any("DrafterStalled" in notice for notice in result.notices)
+    going = engine.stream(IDS, max_new_tokens=12, drafter=drafter)
+    next(going)
+    gone = weakref.ref(weights)
+    del drafter, weights
+    for _ in range(8):
+        engine.generate(IDS, max_new_tokens=2, drafter=Scripted(lambda _ctx: EMPTY))
+    if how == "under way":
+        list(going)  # what it takes is recorded still
+    del going
+    gc.collect()
+    assert gone() is None
 
 
 def test_drafters_without_fields_are_told_apart(engine: Engine) -> None:

@@ -15,7 +15,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 from huggingface_hub.errors import GatedRepoError
-from torch import Tensor
 
 import tiny
 from architectures import build, prompt
@@ -40,6 +39,7 @@ from draftsmith.model import adaptive
 from draftsmith.model.runner import Runner
 from draftsmith.testing import Scripted
 from failed_passes import FAILED_PASSES
+from faults import Raises
 from tiers import slow_after
 
 PROMPT = [{"role": "user", "content": "the quick brown fox " * 3}]
@@ -49,48 +49,26 @@ NEW = 12
 
 
 def generate(engine: Engine, prompt: Any, **options: Any) -> Any:
-    return engine.generate(prompt, **options).tokens
-
-
-def stream(engine: Engine, prompt: Any, **options: Any) -> Any:
-    return [piece.token for piece in engine.stream(prompt, **options)]
+    return engine.generate(prompt, **options)
 
 
 def stream_in_context(engine: Engine, prompt: Any, **options: Any) -> Any:
     with engine.stream(prompt, **options) as pieces:
-        return [piece.token for piece in pieces]
+        return [*pieces]
 
 
-def submit(engine: Engine, prompt: Any, **options: Any) -> Any:
-    return engine.submit(prompt, **options).result().tokens
-
-
-def submit_and_read(engine: Engine, prompt: Any, **options: Any) -> Any:
-    return [piece.token for piece in engine.submit(prompt, **options)]
-
-
-def chat_send(engine: Engine, prompt: Any, **options: Any) -> Any:
-    return engine.chat(**options).send(prompt[0]["content"]).tokens
-
-
-def chat_stream(engine: Engine, prompt: Any, **options: Any) -> Any:
-    return [piece.token for piece in engine.chat().stream(prompt[0]["content"], **options)]
-
-
-ENTRIES: list[Any] = [stream, stream_in_context, submit, submit_and_read, chat_send, chat_stream]
-
-
-class Raises:
-    """A processor that raises when it is called for the n-th time, in each copy of it."""
-
-    def __init__(self, error: Exception, call: int) -> None:
-        self.error, self.left = error, call
-
-    def __call__(self, _ids: Tensor, scores: Tensor) -> Tensor:
-        self.left -= 1
-        if not self.left:
-            raise self.error
-        return scores
+ENTRIES: dict[str, Any] = {
+    "stream": lambda engine, prompt, **options: [*engine.stream(prompt, **options)],
+    "stream in context": stream_in_context,
+    "submit": lambda engine, prompt, **options: engine.submit(prompt, **options).result(),
+    "submit, read": lambda engine, prompt, **options: [*engine.submit(prompt, **options)],
+    "chat.send": lambda engine, prompt, **options: engine.chat(**options).send(
+        prompt[0]["content"]
+    ),
+    "chat.stream": lambda engine, prompt, **options: (
+        [*engine.chat().stream(prompt[0]["content"], **options)]
+    ),
+}
 
 
 ERRORS: list[Exception] = [
@@ -128,7 +106,7 @@ def engine() -> Engine:
     return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer(), drafter="none")
 
 
-@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 @pytest.mark.parametrize("when", [1, 5])
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_e1_a_processors_error_is_raised(
@@ -151,9 +129,7 @@ class Refuses(Scripted):
 
 
 def breaks_its_head(engine: Engine) -> None:
-    def fails(*_: Any) -> None:
-        raise ValueError("the layer does not fit")
-
+    fails = Mock(side_effect=ValueError("the layer does not fit"))
     engine.model.model.get_output_embeddings().register_forward_hook(fails)
 
 
@@ -182,13 +158,13 @@ FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], Any, str]] = {
 """Options of the engine and of the call, what is broken, and what the error says."""
 
 
-PAIRS = [(fault, (ENTRIES * 2)[n + m]) for m in range(6) for n, fault in enumerate(FAULTS)]
+PAIRS = [(fault, ([*ENTRIES] * 2)[n + m]) for m in range(6) for n, fault in enumerate(FAULTS)]
 """Each fault with each entry; the first six have every fault and every entry once."""
 
 
 @pytest.mark.failing_passes
 @pytest.mark.parametrize(("fault", "entry"), slow_after(len(FAULTS), PAIRS))
-def test_e1_what_generate_raises_is_raised(fault: str, entry: Any) -> None:
+def test_e1_what_generate_raises_is_raised(fault: str, entry: str) -> None:
     options, asked, breaks, said = FAULTS[fault]
     prompt = [{"role": "user", "content": "the quick brown fox " * (60 if asked else 3)}]
 
@@ -198,7 +174,7 @@ def test_e1_what_generate_raises_is_raised(fault: str, entry: Any) -> None:
             breaks(engine)
         return raised(entry, engine, prompt, **{"max_new_tokens": NEW} | asked)
 
-    expected, error = found(generate), found(entry)
+    expected, error = found(generate), found(ENTRIES[entry])
     assert said in str(error)
     if "text" in fault:  # a stream may decode another number of times
         assert type(error) is type(expected)

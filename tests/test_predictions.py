@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import tiny
 from draftsmith import Engine, GenerationResult
 from draftsmith.core.draft import Draft
 from draftsmith.core.drafter import Context
@@ -15,11 +14,6 @@ from draftsmith.core.verify import Verification
 from draftsmith.testing import Scripted
 
 IDS = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    return Engine.from_pretrained(tiny.model(), tokenizer=tiny.tokenizer())
 
 
 def in_order(ctx: Context) -> Draft:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from architectures import build, prompt
 from draftsmith.core import loop
 from draftsmith.core.cost import RecordedCost
 from draftsmith.core.draft import Draft
-from draftsmith.core.drafter import Context
+from draftsmith.core.loop import start, step
 from draftsmith.core.sequence import Sequence
 from draftsmith.drafters.draft_model.draft_model import DraftModel
 from draftsmith.engine import memory as engine_memory
@@ -36,10 +37,13 @@ from draftsmith.errors import GenerationInterrupted, OptionError
 from draftsmith.integrations.transformers import Observer, accelerate
 from draftsmith.model import packed
 from draftsmith.model.load import load
+from draftsmith.model.runner import Runner
 from draftsmith.testing import Scripted
 from draftsmith.text.tokenizer import TextStream
+from faults import Raises
 from replica import check_cache, contents
 from scripted import oracle, random_trees
+from work import peak_bytes
 
 MODELS = ["llama", "qwen3", "gemma3_text", "gemma3n_text", "gpt2", "mixtral", "qwen3_next",
           "falcon", "falcon_alibi"]  # fmt: skip
@@ -195,29 +199,9 @@ def test_threads_share_an_accelerated_model() -> None:
 # --- isolation ------------------------------------------------------------------------------------
 
 
-class Raises:
-    """A callback that raises at its n-th call; as a processor it returns the scores before."""
-
-    def __init__(self, error: BaseException, calls: int, processor: bool = False) -> None:
-        self.error, self.left, self.processor = error, calls, processor
-
-    def __call__(self, _first: Any, scores: Any) -> Any:
-        self.left -= 1
-        if not self.left:
-            raise self.error
-        return scores if self.processor else None
-
-
 def failing_drafter(calls: int) -> Scripted:
-    left = [calls]
-
-    def propose(ctx: Context) -> Draft:
-        left[0] -= 1
-        if left[0] <= 0:
-            raise ZeroDivisionError("out of ideas")
-        return Draft.chain([ctx.ids[-1]][: ctx.budget], "failing")
-
-    return Scripted(propose)
+    fails = Raises(ZeroDivisionError("out of ideas"), calls)
+    return Scripted(lambda ctx: fails(ctx, Draft.chain([ctx.ids[-1]][: ctx.budget], "failing")))
 
 
 EIGHT = [[5 + n, 6, 7, 5 + n, 6] for n in range(8)]
@@ -248,26 +232,15 @@ def watched(put: Callable[[Tensor], None]) -> Observer:
     return Observer(lambda *_: torch.tensor([False]), SimpleNamespace(put=put), config)
 
 
-class Undecodable:
-    """A tokenizer that fails at its n-th text."""
-
-    def __init__(self, error: Exception, calls: int) -> None:
-        self.fails = Raises(error, calls)
-
-    def decode(self, ids: list[int], **_: Any) -> str:
-        self.fails(None, None)
-        return "".join(chr(97 + i) for i in ids)
-
-
 @pytest.mark.parametrize(
     "how", ["processor", "stop rule", "streamer", "text", "drafter", "nan", "abort"]
 )
 def test_who_fails_fails_alone(how: str) -> None:
     engine, alone, when = engine_of("llama", max_batch=8), alone_of_eight(), 6
     error = ZeroDivisionError("its own")
-    fails = Raises(error, when)
+    fails = Raises(error, when, rule=True)
     options: dict[str, Any] = {
-        "processor": {"processors": [Raises(error, when, processor=True)]},
+        "processor": {"processors": [Raises(error, when)]},
         "drafter": {"drafter": failing_drafter(when)},
         "nan": {
             "processors": [nan_from(5 + when)],
@@ -283,7 +256,9 @@ def test_who_fails_fails_alone(how: str) -> None:
     elif how == "streamer":
         broken.stop_rules += (watched(lambda ids: fails(ids, None)),)
     elif how == "text":  # what `Engine.stream` makes of the tokens
-        broken.stream = TextStream(Undecodable(error, 6 * when))
+        stumbles = Raises(error, 6 * when)
+        letters = SimpleNamespace(decode=lambda ids, **_: stumbles(ids, "a" * len(ids)))
+        broken.stream = TextStream(letters)
         broken.stop_rules += (broken.stream,)
     scheduler = Driver(engine)
     for sequence in sequences:
@@ -415,9 +390,7 @@ def test_a_row_that_cannot_be_kept_is_nobodys_error(monkeypatch: pytest.MonkeyPa
     engine = engine_of("llama")
     runner: Any = engine.resources.runner
 
-    def fails(_row: Any) -> None:
-        raise MemoryError("no room for a buffer of its own")
-
+    fails = Mock(side_effect=MemoryError("no room for a buffer of its own"))
     monkeypatch.setattr(runner, "unshare", fails)
     closed, own = list[Any](), Sequence.close_drafter
     monkeypatch.setattr(Sequence, "close_drafter", lambda self: (closed.append(self), own(self)))
@@ -437,12 +410,8 @@ def test_a_beginning_that_cannot_be_reused_is_nobodys_error(
     prompts = [[*begin, *prompt(5, n), *prompt(90 if step == "copy" else 3, n)] for n in range(3)]
     plain = [engine_of("llama").generate(ids, max_new_tokens=4).tokens for ids in prompts]
     runner: Any = engine.resources.runner
-
-    def fails(*_: Any) -> None:
-        raise MemoryError("no room for it")
-
     engine.generate(prompts[0], max_new_tokens=4)
-    monkeypatch.setattr(runner, step, fails)
+    monkeypatch.setattr(runner, step, Mock(side_effect=MemoryError("no room for it")))
     found = [engine.generate(ids, max_new_tokens=4) for ids in prompts[1:]]
     assert [one.tokens for one in found] == plain[1:]
     assert any("no room for it" in said for one in found for said in one.notices)
@@ -481,7 +450,7 @@ def test_no_row_leaks() -> None:
         drafter = rng.choice(["copyspec", failing_drafter(3)])
         sequence = job_of(engine, ids, drafter=drafter, **options)
         if number % 5 == 0:
-            sequence.stop_rules += (Raises(ValueError("own"), rng.randrange(1, 9)),)
+            sequence.stop_rules += (Raises(ValueError("own"), rng.randrange(1, 9), rule=True),)
         if number % 3 == 0:
             fails = Raises(ValueError("the streamer's"), rng.randrange(1, 20))
             sequence.stop_rules += (watched(lambda ids, fails=fails: fails(ids, None)),)
@@ -703,10 +672,7 @@ def test_a_drafter_that_cannot_count_fails_its_own_request(monkeypatch: pytest.M
     scheduler = Driver(engine)
     for sequence in sequences[:2]:
         scheduler.add(sequence)
-
-    def fails(_self: Any, _positions: int) -> int:
-        raise RuntimeError("no idea")
-
+    fails = Mock(side_effect=RuntimeError("no idea"))
     monkeypatch.setattr(type(sequences[0].drafter), "bytes_for", fails)
     with pytest.raises(RuntimeError, match="no idea"):
         scheduler.add(sequences[2])
@@ -840,3 +806,22 @@ def test_kept_rows_are_few() -> None:
     assert len(engine.resources.prefixes) == 3
     assert engine.generate(prompt(40, 5), max_new_tokens=2).stats.reused_tokens == 39
     assert engine.generate(prompt(40, 0), max_new_tokens=2).stats.reused_tokens == 0
+
+
+@pytest.mark.parametrize("name", ["copyspec", "draft_model"])
+def test_a_steps_work_does_not_depend_on_the_context(name: str) -> None:
+    """A copied list of 4,000 tokens takes 32,000 bytes; the least of six steps counts."""
+    model = tiny.model(context=8192)
+    drafter: Any = DraftModel(model, tokenizer=tiny.tokenizer(), confidence=0, tokens=4)
+    engine = Engine(model, tiny.tokenizer(), drafter=drafter if name == "draft_model" else name)
+
+    def least(tokens: int) -> int:
+        request = engine.prepare({"budget": 4, "temperature": 0.0, "max_new_tokens": 100})
+        sequence = request.sequence([5 + i % 300 for i in range(tokens)])
+        runner = Runner(engine.model)
+        start(sequence, runner)
+        for _ in range(3):
+            step([sequence], runner)
+        return min(peak_bytes(lambda: step([sequence], runner)) for _ in range(6))
+
+    assert least(4_000) <= least(500) + 8_000

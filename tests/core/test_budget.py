@@ -41,20 +41,27 @@ def learn(budget: AutoBudget, accepted: float, steps: int) -> list[int]:
     return widths
 
 
-def curve(slope: float, rows: int = 1) -> CostCurve:
-    cost = CostCurve().at(rows)
-    for width in (0, *LADDER):
-        cost.record(width, 1 + slope * width)
+def record(cost: CostCurve, *passes: tuple[int, float]) -> CostCurve:
+    """Record the widths of passes, and the seconds that they took."""
+    for width, seconds in passes:
+        cost.record(width, seconds)
     return cost
+
+
+def line(cost: CostCurve, plain: float, slope: float) -> CostCurve:
+    """Record a pass of every width, whose seconds rise by `slope` for each node."""
+    return record(cost, *((width, plain + slope * width) for width in (0, *LADDER)))
+
+
+def curve(slope: float, rows: int = 1) -> CostCurve:
+    return line(CostCurve().at(rows), 1.0, slope)
 
 
 def test_the_first_use_of_a_width_is_not_learned_as_its_price() -> None:
     """On a GPU: it loads kernels. If it were, the width would be left out for good."""
     budgets = []
     for cold in (False, True):
-        cost = CostCurve(cold=cold)
-        for width in (0, 8, 0):
-            cost.record(width, 50.0 if width else 1.0)
+        cost = record(CostCurve(cold=cold), (0, 1.0), (8, 50.0), (0, 1.0))
         budgets.append(AutoBudget(cost))
         if cold:
             assert cost.points() == [(0.0, 1.0)]
@@ -116,9 +123,8 @@ def test_a_drafter_that_needs_many_nodes_for_depth_gets_none_it_cannot_use() -> 
 def test_costs_are_interpolated_and_never_fall_with_width() -> None:
     cost = CostCurve()
     assert cost.relative(0) == 1.0
-    cost.record(0, 1.0)
-    cost.record(8, 2.0)
-    cost.record(16, 1.5)  # noise, or a kernel for 9 rows that is slow: 16 nodes may be drafted
+    # The last is noise, or a kernel for 9 rows that is slow: 16 nodes may be drafted.
+    record(cost, (0, 1.0), (8, 2.0), (16, 1.5))
     costs = [cost.relative(width) for width in range(65)]
     assert costs == sorted(costs)
     assert costs[4] == 1.25
@@ -154,8 +160,7 @@ def test_nodes_of_a_padded_pass_cost_the_same() -> None:
 
 def test_a_budget_fills_padded_passes() -> None:
     cost = CostCurve((1, 3, 7, 15, 31, 63, 79), padded=True)
-    for width in (0, *cost.ladder):
-        cost.record(width, 1 + 0.01 * width)
+    record(cost, *((width, 1 + 0.01 * width) for width in (0, *cost.ladder)))
     budget, widths = AutoBudget(cost), set()
     for n in range(40):
         learn(budget, n / 40, 20)
@@ -165,18 +170,13 @@ def test_a_budget_fills_padded_passes() -> None:
 
 
 def test_the_first_pass_of_a_width_may_be_slow() -> None:
-    cost = CostCurve()
-    for seconds in (2.5, 1.0, 1.0):
-        cost.record(0, seconds)
-        cost.record(8, 1.2 * seconds)
+    cost = record(CostCurve(), (0, 2.5), (8, 3.0), *[(0, 1.0), (8, 1.2)] * 2)
     assert cost.relative(8) == pytest.approx(1.2)
 
 
 def test_a_plain_pass_takes_no_longer_than_a_wider_one() -> None:
     """Where the only plain pass was a slow one, all that is weighed with it says so alike."""
-    cost = CostCurve()
-    cost.record(0, 2.5)
-    cost.record(8, 1.0)
+    cost = record(CostCurve(), (0, 2.5), (8, 1.0))
     cost.record_opening(SLOW, 10, 5.0)
     for _ in range(2):
         cost.record_draft(SLOW, 4, 0.5)
@@ -187,31 +187,22 @@ def test_a_plain_pass_takes_no_longer_than_a_wider_one() -> None:
 
 def test_what_was_measured_here_is_not_overruled_by_what_was_measured_elsewhere() -> None:
     """A width that cost little behind a short context may cost much behind a long one."""
-    cost = CostCurve()
-    cost.record(0, 1.0)
-    cost.record(32, 1.1)
-    long = cost.at(1, 100_000)
-    long.record(0, 2.0)
-    for _ in range(20):
-        long.record(8, 3.0)
+    cost = record(CostCurve(), (0, 1.0), (32, 1.1))
+    long = record(cost.at(1, 100_000), (0, 2.0), *[(8, 3.0)] * 20)
     assert long.relative(8) == pytest.approx(1.5)
     assert long.relative(32) == pytest.approx(1.5)
     assert cost.relative(8) == pytest.approx(1.1), "as dear as there, but no dearer than 32 here"
 
 
 def test_one_interrupted_pass_is_no_news() -> None:
-    cost = curve(0.0)
-    for _ in range(10):
-        cost.record(8, 1.0)
-    cost.record(8, 100.0)
+    cost = record(curve(0.0), *[(8, 1.0)] * 10, (8, 100.0))
     assert cost.relative(8) < 1.3
 
 
 def test_e13_rows_that_were_not_measured_draft_by_the_nearest_that_were() -> None:
     """While a batch grows and shrinks, or reads prompts; then one pass shows what it costs."""
     cost = curve(0.01)
-    for width in (0, *LADDER):
-        cost.at(8).record(width, 2.0 + 0.1 * width)
+    line(cost.at(8), 2.0, 0.1)
     for rows, near in ((2, 1), (3, 2), (7, 8), (9, 8), (16, 9)):
         assert cost.nearest(rows).rows == near
         assert cost.nearest(rows).relative(16) == cost.at(near).relative(16)
@@ -240,8 +231,7 @@ def test_long_contexts_have_their_own_curves() -> None:
     assert AutoBudget(cost).next(1, 30_000) == 0, "one plain pass shows what it costs here"
     long.record(0, 4.0)
     assert cost.at(1, 30_000).relative(8) == pytest.approx(1 + 8 * 0.2)  # as elsewhere, until
-    for width in LADDER:  # it was measured here
-        long.record(width, 4.0 + width * 0.2)
+    line(long, 4.0, 0.2)  # it was measured here
     assert long.relative(8) == pytest.approx(1 + 8 * 0.05)
     assert cost.relative(8) == pytest.approx(1 + 8 * 0.2)
     assert AutoBudget(cost).next(1, 100) < AutoBudget(cost).next(1, 30_000)
@@ -444,8 +434,7 @@ def test_sequences_of_a_pass_count_though_its_cost_is_a_guess() -> None:
     assert budgets[0].cost.nearest(8).rows == 1
     guessed = share(budgets)
     known = curve(0.1)
-    for width in (0, *LADDER):
-        known.at(8).record(width, 1.0 + 0.1 * width)
+    line(known.at(8), 1.0, 0.1)
     assert guessed == share([AutoBudget(known) for _ in range(8)])
 
 

@@ -25,7 +25,7 @@ from draftsmith.core.target import RowOutput
 from draftsmith.drafters.registry import parse
 from draftsmith.errors import DrafterError, DrafterStalled
 from draftsmith.testing import Scripted, ToyRow, ToyTarget, check_distribution, decode, plain
-from scripted import oracle, random_trees
+from scripted import Gambler, altered, oracle, random_trees
 from sequences import run, sequence_of
 
 
@@ -72,19 +72,15 @@ def test_drafts_end_where_the_target_has_no_room_and_plain_ones_get_none() -> No
 def test_observe_sees_the_committed_ids_and_the_probes() -> None:
     seen: list[tuple[int, tuple[int, ...]]] = []
 
-    class Watching(Scripted):
-        def open(self, ctx: Context):  # type: ignore[no-untyped-def]
-            state = super().open(ctx)
-            state.observe = lambda ctx, out: seen.append(  # type: ignore[method-assign]
-                (len(ctx.ids), tuple(out.output.logits.shape))
-            )
-            return state
+    def observe(ctx: Context, outcome: Any) -> None:
+        seen.append((len(ctx.ids), tuple(outcome.output.logits.shape)))
 
-    probing = Watching(
-        lambda ctx: Draft((4, 5, 6), (-1, -1, 1), ("t",) * 3, probes=2) if ctx.budget > 2 else EMPTY
-    )
+    def propose(ctx: Context) -> Draft:
+        probing = Draft((4, 5, 6), (-1, -1, 1), ("t",) * 3, probes=2)
+        return probing if ctx.budget > 2 else EMPTY
+
     target = ToyTarget(11)
-    sequence = decode(target, probing, [1], 10)
+    sequence = decode(target, altered(propose, observe=observe), [1], 10)
     assert sequence.ids[1:] == plain(target, [1], 10), "probes must never be accepted"
     assert seen[-1][0] == len(sequence.ids)
     # Near the end the deepest probe has no room left, then none has.
@@ -157,25 +153,12 @@ class Overflowing(ToyTarget):
         ]
 
 
-class Sampling(Scripted):
-    """Two tokens drawn from the same distribution, which is not the target's."""
-
-    sampled = True
-
-    def __init__(self) -> None:
-        super().__init__(self._propose)
-
-    def _propose(self, ctx: Context) -> Draft:
-        q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
-        tokens = [ctx.sampler.draw(q) for _ in range(min(2, ctx.budget))]
-        return Draft.chain(tokens, "sampling", [q] * len(tokens))
-
-
 @pytest.mark.failing_passes
 def test_samples_that_overflow_keep_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a token overflows depends on what was drawn, so it cannot just be left out."""
     monkeypatch.setattr(draftsmith.testing, "ToyTarget", Overflowing)
-    check_distribution(Sampling())
+    q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    check_distribution(Gambler(q, width=2))
 
 
 @pytest.mark.failing_passes

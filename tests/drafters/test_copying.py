@@ -234,7 +234,7 @@ def test_a_constant_context_stays_fast(spec: str) -> None:
 def test_copied_share_of_the_paper(shared_data: Path) -> None:
     """Table 1 of the paper, by replaying the recorded 72B answers."""
     from draftsmith.lab.bench.encoding import Encoding
-    from draftsmith.lab.bench.rows import ReplaySum, summarize
+    from draftsmith.lab.bench.replay_sums import ReplaySum, summarize
     from draftsmith.lab.bench.suites import read
     from draftsmith.lab.bench.sweep import Replayer, sweep
 

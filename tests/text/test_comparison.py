@@ -9,8 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import tiny
 from draftsmith.drafters.draft_model.slem import beyond
-from draftsmith.lab.bench.suites import read
-from draftsmith.text.comparison import PIECE, Comparison, Usage, count
+from draftsmith.text.comparison import Comparison, Usage, count
 from draftsmith.text.vocab import Vocabulary, intersect
 
 TEXT = "hello world, the quick brown fox\njumps over  the lazy dog\n" * 9
@@ -81,14 +80,6 @@ def test_the_advice_follows_table_4() -> None:
     assert why.endswith("the drafter cannot write every text, which reduces acceptance")
 
 
-def test_what_a_tokenizer_changes_is_reported() -> None:
-    usage = Usage(letters("the", lower=True), "The end" + "." * 100)
-    assert len(usage.pieces) == 2
-    ((piece, back),) = usage.changed
-    assert piece == "The end" + "." * 93
-    assert back == "the end" + "." * 93
-
-
 NAMES = ("gpt2", "qwen2", "llama2", "llama3", "mistral-v1", "phi-2", "falcon", "t5-small")
 
 
@@ -96,22 +87,6 @@ NAMES = ("gpt2", "qwen2", "llama2", "llama3", "mistral-v1", "phi-2", "falcon", "
 def named(shared_data: Path) -> dict[str, Vocabulary]:
     files = {name: shared_data / "tokenizers" / name / "tokenizer.json" for name in NAMES}
     return {name: Vocabulary.of(Tokenizer.from_file(str(file))) for name, file in files.items()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_what_comes_back_of_real_texts(
-    name: str, named: dict[str, Vocabulary], shared_data: Path
-) -> None:
-    """The beginnings of articles, as in the paper's appendix F, and the middle of a text."""
-    records = read(shared_data / "prompts" / "spec_bench.jsonl").records
-    asked = (str(r.messages[0]["content"]) for r in records if r.category == "summarization")
-    texts = [text.removeprefix("Summarize:").lstrip()[:PIECE] for text in asked]
-    whole, middle = named[name].tokenizer, named[name]
-    back = [whole.decode(whole.encode(text, add_special_tokens=False).ids) for text in texts]
-    assert (back == texts) == (name != "t5-small")
-    inside = [middle.bytes_of(middle.encode(text)) for text in texts]
-    assert (inside == [text.encode() for text in texts]) == (name != "t5-small")
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from draftsmith.text import spelling
 from draftsmith.text.tokenizer import (
     UNFINISHED,
     StreamDecoder,
-    TextStream,
     decode,
     last_written,
     opening,
@@ -154,28 +153,6 @@ def test_characters_that_tokens_cut_are_whole() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=made)
     assert token_texts(tokenizer, [0, *[1] * 9, 2])[-1] == "🦊" * 10
     assert any(token_texts(tokenizer, [0, *[1] * 30])[:-1])
-
-
-def test_a_stream_shows_bytes_that_are_no_text_while_they_come() -> None:
-    class Sequence:
-        ids = plain(0xFF)
-
-    stream = TextStream(tiny.tokenizer(), stop=["stop"])
-    for _ in range(100):
-        assert stream(Sequence(), None) is None  # type: ignore[arg-type]
-    assert "".join(stream.take()) == "\ufffd" * (100 - UNFINISHED)
-    assert stream.held() == "\ufffd" * UNFINISHED
-
-
-def test_what_may_begin_a_stop_string_is_held_back() -> None:
-    class Sequence:
-        ids: list[int]
-
-    stream, sequence = TextStream(tiny.tokenizer(), stop=["abc"]), Sequence()
-    for sequence.ids in ([token] for token in plain(*b"abd abc")):
-        ended = stream(sequence, None)  # type: ignore[arg-type]
-    assert stream.take() == ["", "", "abd", " ", "", "", ""]
-    assert (ended, stream.stopped, stream.held()) == ("stop", "abc", "")
 
 
 @pytest.mark.parametrize("form", ["bytes", "fallback"])

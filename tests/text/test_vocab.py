@@ -112,23 +112,21 @@ def opening(tokenizer: Tokenizer, token: int) -> bytes:
     return text.encode()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_sequences_decode_to_the_bytes_of_their_tokens(kind: str, data: Any) -> None:
-    tokenizer = trained(kind)
-    ids = data.draw(st.lists(st.integers(0, tokenizer.get_vocab_size() - 1), max_size=12))
-    check_table(tokenizer, ids)
+def named(name: str, request: pytest.FixtureRequest) -> Tokenizer:
+    """A tokenizer of a family, or a real one by its name."""
+    return trained(name) if name in KINDS else real(name, request.getfixturevalue("shared_data"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", SHARED)
-def test_real_tables_agree_with_their_tokenizers(name: str, shared_data: Path) -> None:
-    tokenizer = real(name, shared_data)
-    size = table(tokenizer).size
+@pytest.mark.parametrize(
+    "name", [*KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in SHARED)]
+)
+def test_sequences_decode_to_the_bytes_of_their_tokens(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    tokenizer = named(name, request)
 
-    @settings(max_examples=100, deadline=None)
-    @given(st.lists(st.integers(0, size - 1), max_size=12))
+    @settings(max_examples=80, deadline=None)
+    @given(st.lists(st.integers(0, table(tokenizer).size - 1), max_size=12))
     def check(ids: list[int]) -> None:
         check_table(tokenizer, ids)
 
@@ -138,15 +136,6 @@ def test_real_tables_agree_with_their_tokenizers(name: str, shared_data: Path) -
 @cache
 def real(name: str, data: Path) -> Tokenizer:
     return Tokenizer.from_file(str(data / "tokenizers" / name / "tokenizer.json"))
-
-
-@pytest.mark.parametrize("kind", ["byte-level", "llama", "llama-legacy", "gemma"])
-@settings(max_examples=60, deadline=None)
-@given(text=st.one_of(st.text(), st.binary()))
-def test_encoding_gives_the_bytes_back(kind: str, text: str | bytes) -> None:
-    vocabulary = table(trained(kind))
-    expected = text.encode() if isinstance(text, str) else text
-    assert vocabulary.bytes_of(vocabulary.encode(text)) == expected
 
 
 NASTY = (
@@ -161,40 +150,31 @@ NASTY = (
 )
 
 
-SLOW = [pytest.param(n, marks=pytest.mark.slow) for n in ("qwen2", "llama3", "mistral-v1", "phi-2")]
+BYTES = ["byte-level", "llama", "llama-legacy", "gemma", "gpt2", "llama2"]
+"""Tokenizers that know all bytes."""
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ("qwen2", "llama3", "mistral-v1", "phi-2")
+]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama2", *SLOW])
-def test_real_encodings_give_the_bytes_back(name: str, shared_data: Path) -> None:
-    vocabulary = table(real(name, shared_data))
+@pytest.mark.parametrize("name", [*BYTES, *SLOW])
+def test_encoding_gives_the_bytes_back(name: str, request: pytest.FixtureRequest) -> None:
+    vocabulary = table(named(name, request))
+    spaces = name in ("llama", "llama-legacy", "gemma", "llama2", "mistral-v1")  # "▁" is one
 
     def check(data: bytes) -> None:
-        if name in ("llama2", "mistral-v1"):
-            data = data.replace("▁".encode(), b" ")  # which is a space to them
+        if spaces:
+            data = data.replace("▁".encode(), b" ")
         ids = vocabulary.encode(data)
         assert vocabulary.bytes_of(ids) == data
         assert not vocabulary.special.keys() & set(ids)
 
     for text in NASTY:
         check(text.encode() if isinstance(text, str) else text)
-    strings = st.one_of(st.binary(), st.text("a \t\r\n<|>s/é日🙂").map(str.encode))
+    texts = st.one_of(st.text("a \t\r\n<|>s/é日🙂"), st.text())
+    strings = st.one_of(st.binary(), texts.map(str.encode))
     settings(max_examples=100, deadline=None)(given(strings)(check))()
-
-
-def test_a_space_before_a_text_is_lost_and_in_the_middle_of_one_is_not(shared_data: Path) -> None:
-    llama2 = table(real("llama2", shared_data))
-    ids = llama2.tokenizer.encode(" a", add_special_tokens=False).ids
-    assert llama2.tokenizer.decode(ids) == "a"
-    assert llama2.bytes_of(llama2.encode(" a")) == b" a"
-    assert llama2.bytes_of(llama2.encode("a▁b")) == b"a b"
-
-
-def test_special_names_in_a_text_stay_text() -> None:
-    vocabulary = Vocabulary.of(trained("byte-level"))
-    assert set(vocabulary.special.values()) == {"<unk>", "<s>", "</s>"}
-    ids = vocabulary.encode("a</s>b")
-    assert not set(ids) & vocabulary.special.keys()
-    assert vocabulary.bytes_of(ids) == b"a</s>b"
 
 
 def test_the_users_tokenizer_is_not_changed() -> None:
@@ -203,14 +183,6 @@ def test_the_users_tokenizer_is_not_changed() -> None:
     Vocabulary.of(tokenizer).encode("a</s>b")
     assert before == (tokenizer.backend_tokenizer.to_str(), tokenizer("a</s>b")["input_ids"])
     assert not tokenizer.backend_tokenizer.encode_special_tokens
-
-
-def test_padded_rows_write_nothing() -> None:
-    tokenizer = tiny.tokenizer()
-    vocabulary = Vocabulary.of(tokenizer, len(tokenizer) + 7)
-    assert vocabulary.size == len(tokenizer) + 7
-    assert list(vocabulary.tokens[len(tokenizer) :]) == [None] * 7
-    assert intersect(vocabulary, Vocabulary.of(tokenizer)).same
 
 
 def test_a_tokenizer_may_know_more_than_the_model() -> None:
@@ -302,36 +274,40 @@ def test_a_replacement_character_may_be_a_tokens_own(strip: tuple[decoders.Decod
         check_table(tokenizer, list(ids))
 
 
-def test_what_cannot_be_told_is_refused() -> None:
-    with pytest.raises(LoadError, match="no tokenizer"):
-        Vocabulary.of(None)
-    with pytest.raises(UnsupportedError, match="ByT5Tokenizer is a tokenizer in Python"):
-        Vocabulary.of(ByT5Tokenizer())
-    without = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
-    with pytest.raises(UnsupportedError, match="single letter or digit"):
-        Vocabulary.of(without)
+def words(decoder: decoders.Decoder | None, *names: str) -> Tokenizer:
+    """A tokenizer that knows these words only."""
+    numbered = {name: number for number, name in enumerate(names)}
+    made = Tokenizer(models.WordLevel(numbered, unk_token=names[0]))
+    if decoder is not None:
+        made.decoder = decoder
+    return made
+
+
+LONG = "<0xE6>" + 80 * " "
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        (None, LoadError, "no tokenizer"),
+        (ByT5Tokenizer(), UnsupportedError, "ByT5Tokenizer is a tokenizer in Python"),
+        (words(None, "one", "two"), UnsupportedError, "single letter or digit"),
+        (words(decoders.CTC(pad_token="b"), "a", "b", "|"), UnsupportedError,
+         r"decoder \(CTC\).*the neighbouring tokens"),  # it drops what is repeated
+        (words(decoders.Sequence([decoders.Replace(LONG, "\ufffd"), decoders.Fuse()]), "a", LONG),
+         UnsupportedError, r"'<0xE6> +\.\.\. +', writes no whole character"),
+    ],
+    ids=["none", "in Python", "no letters", "neighbours", "less than characters"],
+)  # fmt: skip
+def test_what_cannot_be_told_is_refused(given: Any, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        Vocabulary.of(given)
 
 
 def test_a_tokenizer_may_have_upper_case_letters_only() -> None:
-    bases = Tokenizer(models.WordLevel({"A": 0, "C": 1, "G": 2, "T": 3}, unk_token="A"))
-    bases.decoder = decoders.Fuse()
+    bases = words(decoders.Fuse(), "A", "C", "G", "T")
     assert Vocabulary.of(PreTrainedTokenizerFast(tokenizer_object=bases)).tokens[2] == b"G"
     assert tokenizer.opening(PreTrainedTokenizerFast(tokenizer_object=bases)) == ()
-
-
-def test_tokens_that_depend_on_their_neighbours_are_refused() -> None:
-    letters = Tokenizer(models.WordLevel({"a": 0, "b": 1, "|": 2}, unk_token="a"))
-    letters.decoder = decoders.CTC(pad_token="b")  # drops what is repeated
-    with pytest.raises(UnsupportedError, match=r"decoder \(CTC\).*the neighbouring tokens"):
-        Vocabulary.of(letters)
-
-
-def test_tokens_in_less_than_characters_need_a_known_alphabet() -> None:
-    long = "<0xE6>" + 80 * " "
-    strange = Tokenizer(models.WordLevel({"a": 0, long: 1}, unk_token="a"))
-    strange.decoder = decoders.Sequence([decoders.Replace(long, "\ufffd"), decoders.Fuse()])
-    with pytest.raises(UnsupportedError, match=r"'<0xE6> +\.\.\. +', writes no whole character"):
-        Vocabulary.of(strange)
 
 
 @given(st.text())

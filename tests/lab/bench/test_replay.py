@@ -31,7 +31,7 @@ from draftsmith.lab.bench.encoding import Encoding
 from draftsmith.lab.bench.encoding import _load as loaded
 from draftsmith.lab.bench.records import Record
 from draftsmith.lab.bench.replay import ReplayBudget, replay
-from draftsmith.lab.bench.rows import summarize
+from draftsmith.lab.bench.replay_sums import summarize
 from draftsmith.lab.bench.suites import read, sample
 from draftsmith.lab.bench.sweep import Replayer, sweep
 from draftsmith.lab.bench.templates import TEMPLATES

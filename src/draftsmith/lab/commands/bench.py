@@ -23,7 +23,7 @@ from draftsmith.lab.commands.bench_options import AnswerOptions, tell
 if TYPE_CHECKING:
     from draftsmith.lab.bench.cost import CostTable
     from draftsmith.lab.bench.estimate import Estimate
-    from draftsmith.lab.bench.rows import ReplaySum
+    from draftsmith.lab.bench.replay_sums import ReplaySum
 
 _DEPTHS = (1, 2, 3, 4, 6, 8, 10, 16, 32, 64)
 
@@ -36,7 +36,7 @@ def replay(answers: AnswerOptions, *, json_: Json = False) -> None:
     draftsmith bench replay log.jsonl --tokenizer Qwen/Qwen2.5-7B-Instruct
     draftsmith bench replay log.jsonl --tokenizer MODEL -d copyspec -d 'copyspec(gamma=5)'
     """
-    from draftsmith.lab.bench.rows import summarize
+    from draftsmith.lab.bench.replay_sums import summarize
 
     result = answers.replay(None)
     rows = summarize(result.done)
