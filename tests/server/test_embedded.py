@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+import uvicorn
 from fastapi import FastAPI
-from serving import engine
+from serving import engine, events
+from sse_starlette.sse import AppStatus
 from starlette.testclient import TestClient
 
 from draftsmith.errors import OptionError, UnknownName
@@ -56,3 +60,16 @@ def test_an_application_may_be_started_more_than_once() -> None:
         with TestClient(app) as client:
             body = {"prompt": "hello", "max_tokens": 2}
             assert client.post("/v1/completions", json=body).status_code == 200
+
+
+def test_a_signal_to_uvicorn_cuts_no_stream_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sse-starlette notices the signal in any server of the process, and may end the streams."""
+    monkeypatch.setattr(AppStatus, "should_exit", False)
+    app = create_app(engine())
+    uvicorn.Server(uvicorn.Config(app)).handle_exit(signal.SIGTERM, None)
+    assert AppStatus.should_exit
+    ask = {"messages": [USER], "max_tokens": 20, "ignore_eos": True, "stream": True}
+    with TestClient(app) as client:
+        streamed = client.post("/v1/chat/completions", json=ask)
+    assert streamed.text.endswith("data: [DONE]\n\n")
+    assert events(streamed)[-1]["choices"][0]["finish_reason"] == "length"

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from serving import ASK, CHAT, MESSAGES, RESPONSES, TEXT, USER, templated
 from starlette.testclient import TestClient
 
 import tiny
+from draftsmith.server import schema
+from draftsmith.server.schema import CompletionRequest, Section
 
 TEMPLATE = "{% if tools %}<tool_call>{% endif %}" + tiny.TEMPLATE
 
@@ -306,3 +309,22 @@ def test_a_request_for_too_much_is_refused_before_anything_is_made(
     response = client.post(TEXT, json={"prompt": ["a"] * 50, "n": 3, "suffix": "b"})
     assert response.status_code == 400
     assert "answers at a time" in response.json()["error"]["message"]
+
+
+def errors(part: type[Section], name: str, value: Any) -> int:
+    """How many errors a field has with this value."""
+    try:
+        part.model_validate({name: value})
+    except ValidationError as wrong:
+        return wrong.error_count()
+    return 0
+
+
+def test_a_list_of_wrong_items_makes_few_errors() -> None:
+    """A body may have half a million of them, and each error takes memory and time."""
+    parts = [one for one in vars(schema).values() if isinstance(one, type)]
+    fields = [(part, name) for part in parts if issubclass(part, Section) for name in part.names()]
+    assert (CompletionRequest, "prompt") in fields
+    for part, name in fields:
+        for items in ([None] * 1000, [{}] * 1000, [[None] * 1000] * 1000):
+            assert errors(part, name, items) < 20, f"{part.__name__}.{name}"

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import serving
 from serving import CHAT, TEXT, api_of, client_of, engine, events, idle, listening, until
 from starlette.types import Message
 
@@ -452,6 +453,27 @@ def test_the_log_tells_of_requests_without_their_text(caplog: pytest.LogCaptureF
     assert lines[0]["finish_reasons"] == ["length"]
     assert lines[1]["status"] == 400
     assert "quick" not in json.dumps(lines)
+
+
+@pytest.mark.parametrize("path", [CHAT, serving.RESPONSES, serving.MESSAGES])
+def test_the_log_says_what_ended_a_stream(
+    gate: Gate, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    """It tells a limit from a client that has left."""
+    caplog.set_level("INFO", logger="draftsmith.server")
+    api = api_of(gated(gate))
+    with client_of(api) as client, ThreadPoolExecutor(1) as asking:
+        going = asking.submit(client.post, path, json=serving.ASK[path] | {"stream": True})
+        assert gate.stopped.wait(300)
+        assert client.portal is not None
+        client.portal.call(api.worker.end_all)
+        assert going.result().status_code == 200
+        gate.open.set()
+    lines = [json.loads(JsonLines().format(record)) for record in caplog.records
+             if record.name.startswith("draftsmith")]  # fmt: skip
+    assert [line["event"] for line in lines] == ["refused", "answered"]
+    assert (lines[0]["status"], lines[0]["code"]) == (503, "unavailable")
+    assert lines[0]["id"] == lines[1]["id"]
 
 
 def test_a_body_that_does_not_come_is_not_waited_for() -> None:

@@ -18,7 +18,6 @@ try:
     from fastapi import FastAPI
     from pydantic import BaseModel, ConfigDict, Field
     from ray import serve
-    from sse_starlette.sse import AppStatus
 
     from draftsmith.server.api import Api
     from draftsmith.server.app import application
@@ -78,7 +77,6 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the app, which Ray Serve starts."""
-        AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
         return application(self._api)
 
     def check_health(self) -> None:

@@ -34,14 +34,6 @@ def event(value: Any, name: str | None = None) -> Event:
     return made if name is None else made | {"event": name}
 
 
-def failure(error: Exception) -> Refusal:
-    """Return the error that a stream ends with, which has begun with status 200."""
-    refusal = Refusal.of(error)
-    if refusal is not error:
-        log.error("a stream failed", exc_info=error)
-    return refusal
-
-
 @dataclass(slots=True)
 class Delta:
     """The part of an answer that one chunk adds, or a whole answer."""
@@ -166,6 +158,15 @@ class Answer(ABC):
     @abstractmethod
     def events(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Event]:
         """Yield the events of a streamed response. An error after its start is an event, too."""
+
+    def failure(self, error: Exception) -> Refusal:
+        """Log and return the error that a stream ends with, which has begun with status 200."""
+        refusal = Refusal.of(error)
+        if refusal is not error:
+            log.error("a stream failed", exc_info=error)
+        fields = {"id": self.id, "status": refusal.status, "code": refusal.code}
+        log.info("refused", extra={"fields": fields})
+        return refusal
 
     @property
     def results(self) -> list[GenerationResult]:
@@ -303,7 +304,7 @@ class OpenAIAnswer(Answer):
             if usage or self.body.return_stats:
                 yield event(head | {"choices": [], "usage": self.usage()} | self._stats())
         except Exception as error:
-            yield event(failure(error).body)
+            yield event(self.failure(error).body)
         yield DONE
 
     def _stats(self) -> dict[str, Any]:

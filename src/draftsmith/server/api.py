@@ -360,7 +360,12 @@ class Events(EventSourceResponse):
     ) -> None:
         """`closing` is called at the end, even if nothing was sent."""
         super().__init__(
-            events, sep="\n", ping=settings.keep_alive, send_timeout=settings.slow_reader
+            events,
+            sep="\n",
+            ping=settings.keep_alive,
+            send_timeout=settings.slow_reader,
+            # Otherwise sse-starlette would end the stream as soon as uvicorn gets a signal.
+            shutdown_grace_period=settings.timeout,
         )
         self._closing = closing
 

@@ -3,9 +3,9 @@
 # No `from __future__ import annotations`: FastAPI could not resolve local names such as `Caller`.
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -33,6 +33,8 @@ from draftsmith.server.schema import (
     TokenizeRequest,
 )
 from draftsmith.text.tokenizer import NO_TOKENIZER, OPENING, decode, encode, render_chat
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class BodyLimit:
@@ -145,16 +147,25 @@ def application(api: Api) -> FastAPI:
         ignored.named(response)
         return counted
 
+    def get(path: str, **more: Any) -> Callable[[F], F]:
+        """Register a function for GET and HEAD."""
+
+        def register(function: F) -> F:
+            app.head(path, **more | {"include_in_schema": False})(function)
+            return app.get(path, **more)(function)
+
+        return register
+
     born = int(time.time())
     model = {"id": api.name, "object": "model", "created": born, "owned_by": "draftsmith",
              "max_model_len": api.engine.model.context_length}  # fmt: skip
 
-    @app.get("/v1/models", dependencies=guarded)
+    @get("/v1/models", dependencies=guarded)
     async def models() -> dict[str, Any]:
         """List the served model."""
         return {"object": "list", "data": [model]}
 
-    @app.get("/v1/models/{name:path}", dependencies=guarded)
+    @get("/v1/models/{name:path}", dependencies=guarded)
     async def one_model(name: str) -> dict[str, Any]:
         """Return the model of this name."""
         api.check_model(name)
@@ -163,21 +174,21 @@ def application(api: Api) -> FastAPI:
     chats = bool(getattr(api.tokenizer, "chat_template", None))
     index = page.page(api.name, chats, bool(api.keys))
 
-    @app.get("/", dependencies=guarded, include_in_schema=False)
+    @get("/", dependencies=guarded, include_in_schema=False)
     async def front() -> Response:
         return HTMLResponse(index, headers=page.HEADERS)
 
-    @app.get("/docs", include_in_schema=False)
+    @get("/docs", include_in_schema=False)
     async def docs() -> Response:
         return HTMLResponse(reference.page(app.openapi(), api.name), headers=page.HEADERS)
 
-    @app.get("/health", dependencies=guarded)
+    @get("/health", dependencies=guarded)
     async def health() -> dict[str, str]:
         """Report whether the server accepts requests."""
         api.worker.check(answers=0)
         return {"status": "ok"}
 
-    @app.get("/metrics", dependencies=[Depends(salt)])
+    @get("/metrics", dependencies=[Depends(salt)])
     async def metrics() -> Response:
         """Return metrics for Prometheus."""
         return Response(api.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from draftsmith.server.answers import Event, PartAnswer, event, failure
+from draftsmith.server.answers import Event, PartAnswer, event
 from draftsmith.server.api import Api
 from draftsmith.server.calls.source import Call, TextPart
 from draftsmith.server.chats import Chat, translated
@@ -182,7 +182,7 @@ class MessagesAnswer(PartAnswer):
             async for one in self._streamed(chunks):
                 yield one
         except Exception as error:
-            yield event(failure(error).anthropic, "error")
+            yield event(self.failure(error).anthropic, "error")
             return
         for one in self._close():
             yield one

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from draftsmith.server.answers import Event, PartAnswer, event, failure
+from draftsmith.server.answers import Event, PartAnswer, event
 from draftsmith.server.api import Api
 from draftsmith.server.calls.source import Call, TextPart, new_id
 from draftsmith.server.chats import translated
@@ -305,7 +305,7 @@ class ResponsesAnswer(PartAnswer):
             async for one in self._streamed(chunks):
                 yield one
         except Exception as reason:
-            refusal = failure(reason)
+            refusal = self.failure(reason)
             error = {"code": refusal.code or "server_error", "message": str(refusal)}
             failed = self._body_of("failed") | {"error": error}
             yield self._event("response.failed", response=failed)

@@ -15,7 +15,6 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from sse_starlette.sse import AppStatus
 from uvicorn.server import HANDLED_SIGNALS
 
 from draftsmith.errors import OptionError, first_line
@@ -121,8 +120,6 @@ def check_address(settings: Settings) -> None:
 def server(api: Api) -> Draining:
     """Return a server; `run()` starts it."""
     settings = api.settings
-    # Otherwise sse-starlette would end streams as soon as a signal arrives.
-    AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
     config = uvicorn.Config(
         application(api),
         host=settings.host,

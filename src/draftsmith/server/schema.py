@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -36,6 +36,11 @@ WITHOUT_EFFECT = frozenset({
     "signature", "status", "summary", "syntax", "verbosity",
 })  # fmt: skip
 """Fields of parts of a request that clients send and that have no effect here."""
+
+T = TypeVar("T")
+
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list in which only the first error is reported: a body may have half a million wrong items."""
 
 _NULL = {"max_tokens"}
 """Fields in which null has a meaning: it replaces the default of 16."""
@@ -130,10 +135,10 @@ class Message(Section):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
+    content: str | Items[Part] | None = None
     reasoning_content: str | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -262,7 +267,7 @@ class Prediction(Section):
     """A text that the answer is expected to resemble."""
 
     type: Literal["content"]
-    content: str | list[Part]
+    content: str | Items[Part]
 
 
 class Sampling(Body):
@@ -276,7 +281,7 @@ class Sampling(Body):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: float | None = None
     seed: int | None = None
-    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    stop: str | Annotated[Items[str], Field(max_length=16)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
@@ -286,7 +291,7 @@ class Sampling(Body):
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: float | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Items[int] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     ignore_eos: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -327,11 +332,11 @@ class Sampling(Body):
 class ChatRequest(Sampling):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Items[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: str | None = None
@@ -353,7 +358,7 @@ class ChatRequest(Sampling):
 class CompletionRequest(Sampling):
     """POST /v1/completions"""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     suffix: str | None = None
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -391,14 +396,14 @@ class ResponsesRequest(Body):
     """POST /v1/responses"""
 
     longest: ClassVar = "max_output_tokens"
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: str | Annotated[Items[dict[str, Any]], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     stream: bool = False
     text: TextSettings = Field(default_factory=TextSettings)
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     reasoning: ReasoningSettings = Field(default_factory=ReasoningSettings)
@@ -429,7 +434,7 @@ class Turn(Section):
     """One message in Anthropic's format."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[dict[str, Any]]
+    content: str | Items[dict[str, Any]]
 
 
 class SchemaTool(Section):
@@ -462,14 +467,14 @@ class OutputSettings(Section):
 class CountRequest(Body):
     """POST /v1/messages/count_tokens: Anthropic's fields."""
 
-    messages: Annotated[list[Turn], Field(min_length=1)]
+    messages: Annotated[Items[Turn], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    system: str | list[Part] | None = None
-    stop_sequences: list[str] | None = None
+    system: str | Items[Part] | None = None
+    stop_sequences: Items[str] | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: float | None = None
     top_k: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Items[dict[str, Any]] | None = None
     tool_choice: Choice = Field(default_factory=lambda: Choice(type="auto"))
     thinking: Thinking | None = None
     output_config: OutputSettings = Field(default_factory=OutputSettings)
@@ -487,7 +492,7 @@ class TokenizeRequest(Body):
     """POST /tokenize: a prompt, or messages for the chat template."""
 
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[Items[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
@@ -505,4 +510,4 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """POST /detokenize"""
 
-    tokens: list[int]
+    tokens: Items[int]
