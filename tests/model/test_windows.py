@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, MistralConfig
 
 from architectures import VOCAB, build, prompt
 from draftsmith.core.draft import EMPTY, Draft
@@ -83,7 +83,7 @@ def test_layer_types_of_configs() -> None:
 
 @pytest.mark.parametrize(("setting", "kind"), [
     ({"layer_types": ["reference_sliding_attention"] * 2}, "reference_sliding_attention"),
-    ({"keep_window_size": 2048}, "dynamic_mask"),
+    ({"keep_window_size": 2048}, "keep_window_size"),
 ])  # fmt: skip
 def test_windows_of_another_kind_are_not_drafted_for(setting: dict[str, Any], kind: str) -> None:
     """Unlimited-OCR's and Doge's are not seen in the texts of the self-test."""
@@ -105,6 +105,21 @@ def test_a_switch_that_the_class_does_not_read(name: str) -> None:
         assert answer == expected[0, 60:].tolist()
     assert load(model).capabilities.cache == "packed"
     assert windows_by_layer(model.config) == (24,)
+
+
+def test_a_switch_that_a_class_of_its_own_reads() -> None:
+    """Its parameters do not say what it reads, and there is no small copy to show it."""
+
+    class Child(MistralConfig):
+        def __init__(self, extra: int = 1, **settings: Any) -> None:
+            self.extra = extra
+            super().__init__(**settings)
+
+    config = Child(sliding_window=8)
+    config.use_sliding_window = False
+    assert layer_windows(config) == FULL
+    config.use_sliding_window = True
+    assert layer_windows(config) == {"sliding_attention": 8}
 
 
 def test_layers_that_share_keys_get_all_positions_of_a_long_prompt() -> None:

@@ -59,12 +59,12 @@ def _tables(config: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def yarn_positions(config: Any) -> int:
     """Return the number of positions to which YaRN extends a model; 0 without it."""
-    return max(
-        int((table.get("original_max_position_embeddings") or 0) * (table.get("factor") or 1))
-        if kind == "yarn"
-        else 0
-        for kind, table in _tables(config)
-    )
+    tables = [table for kind, table in _tables(config) if kind == "yarn"]
+    if not tables:
+        return 0
+    whole = getattr(config, "max_position_embeddings", 0)
+    first = max(table.get("original_max_position_embeddings") or whole for table in tables)
+    return int(first * max(table.get("factor") or 1 for table in tables))
 
 
 def rope_boundary(config: Any) -> RopeBoundary | None:

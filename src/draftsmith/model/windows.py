@@ -20,21 +20,24 @@ def layer_windows(config: Any) -> dict[str, Window]:
     types = getattr(config, "layer_types", None)
     if types and "sliding_attention" in types and size is not None:
         return {kind: size if kind == "sliding_attention" else None for kind in types}
-    # Some classes get this setting, but do not read it.
-    read = "use_sliding_window" in inspect.signature(type(config).__init__).parameters
-    if types or size is None or (read and not config.use_sliding_window):
+    if types or size is None:
+        return {"full_attention": None}
+    # Some classes of transformers get this setting, but do not read it.
+    own = not type(config).__module__.startswith("transformers.")
+    read = own or "use_sliding_window" in inspect.signature(type(config).__init__).parameters
+    if read and not getattr(config, "use_sliding_window", True):
         return {"full_attention": None}
     return {"sliding_attention": size}
 
 
 def unknown_window(config: Any) -> str | None:
-    """Return a layer type with windows of another kind; None if there is none.
+    """Return a kind of layers with windows of another kind; None if there is none.
 
-    Known by its name, because the texts of the self-test may be too short to show them (Doge), or
+    Known by settings, because the texts of the self-test may be too short to show them (Doge), or
     because they concern the answer only (Unlimited-OCR).
     """
     if getattr(config, "keep_window_size", None) is not None:
-        return "dynamic_mask"
+        return "keep_window_size"
     types = getattr(config, "layer_types", None) or ()
     windowed = (kind for kind in types if kind.endswith("sliding_attention"))
     return next((kind for kind in windowed if kind != "sliding_attention"), None)
