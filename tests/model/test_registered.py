@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import peft
@@ -134,6 +135,27 @@ def test_plain_forwards_in_other_threads_stay_plain(name: str) -> None:
     assert model.config is config
     assert config._attn_implementation == "eager"
     assert answers == [generate()] * 3
+
+
+class Ended(str):
+    """The name of a model's attention, which was ours when it was first asked for."""
+
+    __slots__ = ()
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.skipif(version("transformers") >= "5", reason="it reads the name once")
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss"])
+def test_a_pass_that_ends_while_another_thread_looks_up_its_attention(name: str) -> None:
+    """transformers 4 asks whether it is eager, and then for the function."""
+    model = build(name, "eager")
+    expected = logits(model)
+    vars(model.config)["_attn_implementation_internal"] = Ended("eager")
+    assert torch.equal(logits(model), expected)
 
 
 def test_runners_in_several_threads_record_their_own() -> None:

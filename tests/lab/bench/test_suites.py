@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +199,15 @@ def test_a_missing_or_broken_file(tmp_path: Path) -> None:
     (tmp_path / "latin.jsonl").write_bytes(b'{"prompt": "\xe9"}')
     with pytest.raises(LoadError, match=r"latin\.jsonl, line 1: not UTF-8 \(byte 0xe9\)"):
         read(tmp_path / "latin.jsonl")
+
+
+@pytest.mark.parametrize(("ending", "module"), [(".gz", gzip), (".xz", lzma)])
+def test_compressed_files(tmp_path: Path, ending: str, module: Any) -> None:
+    path = tmp_path / f"mine.jsonl{ending}"
+    with module.open(path, "wt", encoding="utf-8") as file:
+        file.write('{"prompt": "é", "output": "y"}\n')
+    record = read(path).records[0]
+    assert (record.prompt, record.suite) == ("é", "mine")
 
 
 def test_a_sample_is_spread_and_keeps_conversations_whole() -> None:

@@ -251,7 +251,6 @@ def test_tied_embeddings_stay_tied(tied: Path, texts: Texts, tmp_path: Path, lor
         assert not (tmp_path / "out" / "adapter_config.json").exists()
 
 
-@pytest.mark.slow
 def test_a_dtype_that_the_configuration_leaves_out_is_kept(tied: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(tied, tmp_path / "copy"))
     config = json.loads((copy / "config.json").read_text())
@@ -280,6 +279,7 @@ def test_half_precision_is_computed_where_the_processor_does(
     assert seen == {torch.bfloat16 if native else torch.float32}
 
 
+@pytest.mark.slow
 def test_plain_fine_tuning_teaches_no_tokens(model: Path, texts: Texts, tmp_path: Path) -> None:
     recipe = replace(RECIPE, objective="plain", steps=2)
     trained = train(str(model), recipe, texts, tmp_path / "out", OPTIONS)
