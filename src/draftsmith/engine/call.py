@@ -78,8 +78,9 @@ class Call(AbstractContextManager["Call"]):
             sequence.thread = threading.current_thread()
         for sequence in self._scheduler.step():
             sequence.book()
+        now = perf_counter()
         for sequence in self.sequences:
-            sequence.stepped_at = perf_counter()
+            sequence.stepped_at = now
         return self._scheduler.unfinished
 
     def close(self) -> None:

@@ -152,16 +152,18 @@ class Chat:
         sequence.sampler = TorchSampler()  # the old one may hold the noise of further draws
         if sequence.generated or (sequence.error is None and not interrupted):
             answer = {"role": "assistant", "content": self._said(sequence)}
-            self.messages = [*self.messages, message, answer]  # it may have been edited meanwhile
+            self.messages = [*self.messages, message, answer]  # edited while the stream was open
 
     def _said(self, sequence: TextSequence) -> str:
-        """Return the text of an answer without thoughts that its chat template could not remove.
+        """Return the text of an answer without finished thoughts that no template could remove.
 
         Templates remove them by their tags, which the text lacks if they are special tokens.
         """
         text, tokenizer = sequence.result().text, self._resources.model.tokenizer
         thoughts, answer = Thoughts.of(tokenizer), sequence.ids[sequence.prompt_length :]
         if thoughts is None or thoughts.end in text:
+            return text
+        if thoughts.end not in decode(tokenizer, answer, special=True):
             return text
         decoder, written = StreamDecoder(tokenizer, special=True), ""
         for count, token in enumerate(answer, 1):

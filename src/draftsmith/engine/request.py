@@ -174,8 +174,8 @@ class Request:
         continued = not is_text and text.continues(prompt, self.template)
         if continued and self.thoughts is not None:
             request = replace(self, thoughts=self.thoughts.after(prompt[-1]["content"]))
-        # The answer to messages, and perhaps to ids, begins a new text. A grammar counts the space
-        # before the first word, too.
+        # The answer to messages begins a new text; ids are taken for a whole prompt. A grammar
+        # counts the space before the first word, too.
         if is_text or continued or (self.grammar is not None and self.thoughts is None):
             return request, ids, text.last_written(self.drafting.model.tokenizer, ids)
         return request, ids, ()

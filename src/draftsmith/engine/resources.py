@@ -229,9 +229,10 @@ class Resources:
     def rest(self, sequence: TextSequence) -> None:
         """Let the last turn of a chat keep its drafter state; closes those that rested longest.
 
-        There are as many as kept rows, or one. Call it between passes.
+        At most as many rest as rows are kept, and at least one. Call it between passes.
         """
-        turns = [*(one() for one in self._resting), sequence]
+        others = (turn for one in self._resting if (turn := one()) is not sequence)
+        turns = [*others, sequence]  # once, also if an interrupt lets this be called again
         resting = [turn for turn in turns if turn is not None and turn.state is not None]
         for turn in resting[: -max(1, self.prefixes.most)]:
             turn.close_drafter()
