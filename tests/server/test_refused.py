@@ -83,6 +83,8 @@ REFUSED: list[tuple[Any, ...]] = [
     # prompts
     (TEXT, {"suffix": "end"}, "gap"), (TEXT, {"echo": True, "suffix": "end"}, "suffix"),
     (TEXT, {"echo": "yes"}, "boolean"),
+    (TEXT, {"prompt": [5, None]}, "prompt.1: Input should be a valid integer"),
+    (TEXT, {"prompt": 5}, "prompt: Input should be a valid string, got 5"),
     ("/detokenize", {"tokens": [99999]}, "outside"),
     ("/tokenize", {"prompt": None}, "a prompt or messages", None),
     ("/tokenize", {"prompt": "a", "messages": [USER]}, "a prompt or messages", None),
@@ -110,7 +112,7 @@ REFUSED: list[tuple[Any, ...]] = [
      "a part of the type 'text' needs text; is it in 'txt'?", "content"),
     (CHAT, {"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "type: Field required"),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
-     "messages.0.content.list[Part].0.text: "),
+     "messages.0.content.0.text: "),
     *((CHAT, {"messages": [{"role": role} | more, USER]}, f"{role!r} needs content")
       for role in ("system", "user", "tool") for more in ({}, {"content": None})),
     (CHAT, {"messages": IMAGE}, "text only", "content"),
@@ -131,7 +133,7 @@ REFUSED: list[tuple[Any, ...]] = [
     (MESSAGES, said(), "messages[1] needs content"),
     (MESSAGES, said({"type": "image", "source": {}}), "text only"),
     (MESSAGES, {"system": "be", **said(BLOCK, RESULT | {"content": 5})},
-     "messages[1].content[1].content.str: "),
+     "messages[1].content[1].content: "),
     (MESSAGES, said(BLOCK, {"type": "text", "text": 5}), "messages[1].content[1].text: "),
     *((MESSAGES, said(BLOCK, block, role=role),
        f"messages[1].content[1]: a {block['type']} block must be in a message of the {other}")

@@ -61,12 +61,17 @@ class Refusal(DraftsmithError):
     def of_validation(cls, errors: Sequence[Any], where: str = "") -> Refusal:
         """Convert the most helpful one of pydantic's validation errors.
 
-        If a field allows several types, errors about the value are preferred to type errors, and
-        those of inner fields to those of outer ones. `where`: place of what was validated.
+        If a field allows several types, errors about the value are preferred to type errors, those
+        of inner fields to those of outer ones, and those of later items: what comes before them has
+        the right type. `where`: place of what was validated.
         """
         values = [e for e in errors if not e["type"].endswith("_type")] or errors
-        first = max(values, key=lambda e: len(e["loc"]))
-        path = [str(part) for part in first["loc"] if part not in ("body", "query")]
+
+        def place(error: Any) -> tuple[int, int]:
+            return len(error["loc"]), sum(part for part in error["loc"] if isinstance(part, int))
+
+        first = max(values, key=place)
+        path = [str(part) for part in first["loc"] if not _NO_FIELD.fullmatch(str(part))]
         path = [where, *path] if where else path
         param, message = ".".join(path), str(first["msg"]).removeprefix("Value error, ")
         if first["type"] == "missing" and isinstance(first["input"], dict):
@@ -81,6 +86,9 @@ class Refusal(DraftsmithError):
             message = "there is no body; send a JSON object"
         return cls(message[:1000], param=re.split(r"\W", path[0])[0][:100] if param else None)
 
+
+_NO_FIELD = re.compile(r"body|query|str|int|float|bool|dict|list|[A-Z].*|.*\W.*")
+"""Parts of pydantic's places that are no fields: where a value was read, and the type it lacks."""
 
 _ANTHROPIC = {
     401: "authentication_error", 404: "not_found_error", 413: "request_too_large",
