@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +22,7 @@ from draftsmith.engine.sequence import TextSequence
 from draftsmith.errors import OptionError
 from draftsmith.model.loaded import last_part
 from draftsmith.text.thoughts import Thoughts
-from draftsmith.text.tokenizer import StreamDecoder, decode
+from draftsmith.text.tokenizer import decode
 
 REMEMBERED = 16_000_000
 """Bytes for a conversation's earlier answers, if the engine stores none."""
@@ -165,9 +166,9 @@ class Chat:
             return text
         if thoughts.end not in decode(tokenizer, answer, special=True):
             return text
-        decoder, written = StreamDecoder(tokenizer, special=True), ""
-        for count, token in enumerate(answer, 1):
-            written += decoder.push(token)
-            if thoughts.end in written:
-                return text.removeprefix(decode(tokenizer, answer[:count]))
-        return text
+        begin = bisect_left(
+            range(len(answer)),
+            True,
+            key=lambda count: thoughts.end in decode(tokenizer, answer[:count], special=True),
+        )
+        return text.removeprefix(decode(tokenizer, answer[:begin]))
