@@ -129,7 +129,7 @@ def _drafting(loaded: LoadedModel, reference: Reference) -> tuple[Capabilities |
             )
             return None, reasons
     elif (kind := unknown_window(loaded.config)) is not None:
-        reasons.append(f"drafts: layers of the type {kind!r} have windows of a kind not known here")
+        reasons.append(f"drafts: the attention windows of {kind!r} are of a kind not known here")
         return None, reasons
     else:
         tree = Capabilities("tree", NAME, "packed")

@@ -22,18 +22,18 @@ def layer_windows(config: Any) -> dict[str, Window]:
         return {kind: size if kind == "sliding_attention" else None for kind in types}
     if types or size is None:
         return {"full_attention": None}
-    # Some classes of transformers get this setting, but do not read it.
-    own = not type(config).__module__.startswith("transformers.")
-    read = own or "use_sliding_window" in inspect.signature(type(config).__init__).parameters
-    if read and not getattr(config, "use_sliding_window", True):
-        return {"full_attention": None}
+    if not getattr(config, "use_sliding_window", True):
+        # Some classes of transformers get this setting, but do not read it.
+        own = not type(config).__module__.startswith("transformers.")
+        if own or "use_sliding_window" in inspect.signature(type(config).__init__).parameters:
+            return {"full_attention": None}
     return {"sliding_attention": size}
 
 
 def unknown_window(config: Any) -> str | None:
-    """Return a kind of layers with windows of another kind; None if there is none.
+    """Return the layer type, or the setting, of windows of another kind; None if there are none.
 
-    Known by settings, because the texts of the self-test may be too short to show them (Doge), or
+    Known by the config, because the texts of the self-test may be too short to show them (Doge), or
     because they concern the answer only (Unlimited-OCR).
     """
     if getattr(config, "keep_window_size", None) is not None:
