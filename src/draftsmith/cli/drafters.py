@@ -80,11 +80,12 @@ def _describe(name: str) -> None:
             shown = re.sub(r"\b[a-z_]+(\.[a-z_]+)*\.", "", shown)
             table.add_row(option.name, _default(option) or "(required)", shown)
         console.print(table)
+        names = {option.name for option in fields(cls)}
         about = {
             one.arg_name: " ".join((one.description or "").split())
             for base in reversed(cls.__mro__[:-1])
             for one in parse_from_object(base).params
-            if any(one.arg_name == option.name for option in fields(cls))
+            if one.arg_name in names
         }
         if about:
             console.print("", facts_table(about), sep="\n")

@@ -131,6 +131,7 @@ class Trainer:
         self.recipe = batches.recipe
         self.measured = None if measured is None else measured[:_MEASURED]
         self.accelerator = accelerator
+        self.half = self.recipe.bfloat16 and computes_in(torch.bfloat16, accelerator.device)
         model, recipe, tokens = self._adapted(), self.recipe, trainable.tokens
         self.rows: AdaptiveRows | None = None
         self.adaptive: AdaptiveTokens | None = None
@@ -248,8 +249,7 @@ class Trainer:
     def _logits(self, ids: Tensor) -> Tensor:
         """(R, T, V) logits of ids (R, T)."""
         device = self.accelerator.device
-        half = self.recipe.bfloat16 and computes_in(torch.bfloat16, device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.half):
             logits: Tensor = self.model(input_ids=ids.to(device), use_cache=False).logits
         return logits
 
