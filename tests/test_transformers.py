@@ -176,13 +176,13 @@ def ours(model: Any, drafter: Any, *args: Any, budget: Any = 8, **options: Any) 
 
 def check_calls(model: Any, *calls: tuple[dict[str, Any], str | None]) -> None:
     """Calls are answered as before, accelerated or plainly for a reason; each is warned of once."""
-    expected, told = [plain(model, **options) for options, _ in calls], set[str]()
+    expected, warned = [plain(model, **options) for options, _ in calls], set[str]()
     with accelerate(model, "copyspec(gamma=1)", budget=4) as handle:
         for (options, reason), wanted in zip(calls, expected, strict=True):
-            if reason and reason not in told:
+            if reason and reason not in warned:
                 with pytest.warns(NotAcceleratedWarning, match=reason):
                     same(asked_of(model, **options), wanted)
-                told.add(reason)
+                warned.add(reason)
             same(asked_of(model, **options), wanted)  # a second warning would be an error
             assert (handle.stats is None) == bool(reason)
             assert (reason or "None") in str(handle.last_notice)
@@ -827,6 +827,14 @@ def test_a_batch_has_the_angles_of_its_longest_row(kind: str) -> None:
         ({"input_ids": ids[:1], "max_new_tokens": 30}, None),
         (batch | {"max_new_tokens": 9}, None),  # it does not get there
     )
+
+
+def test_queries_that_are_scaled_by_their_place_in_a_padded_row(llama: Any) -> None:
+    """Inkling's floor may be longer than the passes that are compared, so it is known by name."""
+    model = copy.deepcopy(llama)
+    model.config.log_scaling_n_floor = 128
+    one = {"input_ids": batch()["input_ids"][:1], "max_new_tokens": 8}
+    check_calls(model, (batch() | {"max_new_tokens": 8}, "log_scaling_n_floor"), (one, None))
 
 
 STEERING = torch.randn(64, generator=torch.Generator().manual_seed(3))
