@@ -261,8 +261,8 @@ def test_a_history_that_is_edited_while_a_stream_is_open_stays_edited(engine: En
     chat.messages = [*loaded]
     answer = chat.send("and now")
     assert chat.messages[:2] == loaded
-    told = [message["content"] for message in chat.messages[2:]]
-    assert told == ["the quick brown fox", left.result.text, "and now", answer.text]
+    contents = [message["content"] for message in chat.messages[2:]]
+    assert contents == ["the quick brown fox", left.result.text, "and now", answer.text]
     assert answer.tokens == engine.generate(chat.messages[:-1], **chat.options).tokens
 
 

@@ -108,7 +108,7 @@ def test_architectures(name: str) -> None:
 
 
 def spec_bench(engine: Engine, data: Path, of_each: int, length: int) -> list[list[int]]:
-    """The ends of so many prompts of each task."""
+    """The last `length` ids of `of_each` prompts of each task."""
     records = sample(read(data / "prompts" / "spec_bench.jsonl").records, of_each)
     first = [list(record.messages) for record in records if record.turn == 1]
     assert len(first) == 6 * of_each

@@ -311,8 +311,8 @@ def test_metrics_count_what_was_done() -> None:
 def test_what_can_be_got_answers_head(client: TestClient) -> None:
     """Load balancers and monitors ask so."""
     for path in ("/health", "/", "/v1/models", "/v1/models/tiny", "/metrics", "/docs"):
-        told, got = client.head(path), client.get(path)
-        assert told.status_code == 200, path
-        assert told.headers["content-type"] == got.headers["content-type"]
+        head, got = client.head(path), client.get(path)
+        assert head.status_code == 200, path
+        assert head.headers["content-type"] == got.headers["content-type"]
     assert client.head("/v1/models/other").status_code == 404
     assert client.head(CHAT).status_code == 405

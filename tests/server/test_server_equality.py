@@ -17,7 +17,7 @@ import tiny
 
 REQUESTS = 24
 
-Told = list[tuple[str, str]]
+Answers = list[tuple[str, str]]
 """Text and end of each of a request's answers."""
 
 
@@ -58,7 +58,7 @@ def many() -> list[dict[str, Any]]:
     return [mixed(rng, number) for number in range(REQUESTS)]
 
 
-def told(response: httpx2.Response, n: int) -> Told:
+def answers_of(response: httpx2.Response, n: int) -> Answers:
     assert response.status_code == 200, response.text
     if not response.headers["content-type"].startswith("text/event-stream"):
         choices = response.json()["choices"]
@@ -70,10 +70,10 @@ def told(response: httpx2.Response, n: int) -> Told:
 
 
 @cache
-def plain_answers() -> list[Told]:
+def plain_answers() -> list[Answers]:
     """One by one."""
     with client_of(api_of(engine("none", max_batch=1, prefixes=0))) as alone:
-        return [told(alone.post(CHAT, json=body), body.get("n", 1)) for body in many()]
+        return [answers_of(alone.post(CHAT, json=body), body.get("n", 1)) for body in many()]
 
 
 @pytest.mark.parametrize("drafter", [
@@ -87,8 +87,10 @@ def test_every_answer_is_the_one_it_has_alone(drafter: str, tmp_path: Path) -> N
     api = api_of(engine(drafter, max_batch=8), queue=REQUESTS * 2)
     with listening(api) as address, ThreadPoolExecutor(16) as threads:
 
-        def ask(body: dict[str, Any]) -> Told:
-            return told(httpx2.post(address + CHAT, json=body, timeout=3000), body.get("n", 1))
+        def ask(body: dict[str, Any]) -> Answers:
+            return answers_of(
+                httpx2.post(address + CHAT, json=body, timeout=3000), body.get("n", 1)
+            )
 
         found = list(threads.map(ask, many()))
         until(lambda: idle(api))
